@@ -1,36 +1,47 @@
-"""Bytes that a training step moves, counted from inductor's kernels, without running any.
+"""Bytes that a training step moves, and its kernels, counted by inductor's scheduler, without running any.
 
 ``python -m bench train_bytes [NET ...] [--batch 64] [--size 224] [--dtype bfloat16] [--device cpu]``
 
 A NET is one of ``torch_zoo``'s or torchvision's. Inductor compiles the forward and the backward graph up to its
-scheduler, under autocast and channels last, for four sides: inductor alone, our back end without batch norms in
-convolutions, with statistics and norms' gradients there, and with all that can be there. Each kernel counts the bytes
-of the buffers that it reads and writes, convolutions apart from all others; what both gradients of a convolution read
-counts twice. What inductor fuses depends on the device, so a GPU's count is that of ``--device cuda``.
+scheduler, under autocast and channels last, for five sides: inductor alone, our back end without batch norms in
+convolutions, with statistics and norms' gradients there, with what selection chooses for an H200, and with all that
+can be there. Each kernel counts the bytes of the buffers that it reads and writes, convolutions apart from all others;
+what both gradients of a convolution read counts twice. Kernels of less than 1 MB, whose launch takes longer than they
+do, are counted apart. What inductor fuses depends on the device: ``--device h200`` traces on a CPU and lowers for an
+H200 by its description, ``--device cuda`` is for a GPU that is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import types
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._pytree import tree_map
 
 import convdispatch.torch  # noqa: F401 (the operators)
+from convdispatch.tools.targets.described import DESCRIBED
+from convdispatch.torch.compile import backend as back_end
 from convdispatch.torch.compile.backend import Backend
 from convdispatch.torch.graph.learning.training_norms import FusionJudge
+from convdispatch.torch.settings import DEFAULT, policy_of, switches
 
-SIDES = ("inductor", "apart", "gradients", "fused")
+SIDES = ("inductor", "apart", "gradients", "chosen", "fused")
 PRODUCTS = "convolutions and products"
+SMALL = 1 << 20
+"""The bytes from which on a kernel takes longer than its launch."""
 
 
 class _Counted(Exception):
     """Ends a step before its first kernel would run."""
 
 
-def _counting(totals: dict[str, int]) -> Any:
-    """An inner compiler for ``compile_fx`` that adds a graph's bytes to ``totals``."""
+def _counting(totals: dict[str, int], move: bool) -> Any:
+    """An inner compiler for ``compile_fx`` that adds a graph's bytes to ``totals``; ``move``: to a GPU, before that."""
     from torch._inductor import compile_fx
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
@@ -40,6 +51,7 @@ def _counting(totals: dict[str, int]) -> Any:
     def count(graph: Any, inputs: Any, **options: Any) -> Any:
         fake_mode = torch._dynamo.utils.detect_fake_mode(inputs)
         with V.set_fake_mode(fake_mode), DebugContext():
+            inputs = _on_gpu(graph, inputs) if move else inputs
             compile_fx.record_original_output_strides(graph)
             compile_fx._recursive_post_grad_passes(graph, is_inference=False)
             totals[PRODUCTS] += _read_twice(graph)
@@ -51,7 +63,8 @@ def _counting(totals: dict[str, int]) -> Any:
                     extern = isinstance(node, ExternKernelSchedulerNode)
                     size = node.get_read_write_buffers_sizes()
                     totals[PRODUCTS if extern else "passes"] += size
-                    totals["kernels"] += not extern and size > 0
+                    if size > 0:
+                        totals["products" if extern else "small" if size < SMALL else "kernels"] += 1
 
         def run(_: Any) -> Any:
             raise _Counted
@@ -73,26 +86,69 @@ def _read_twice(graph: Any) -> int:
         if node.target is ours.channel_products.below_autograd:
             mask = [node.args[0] is node.args[1]] * 2
         elif node.target in (normed, ours.convolution_backward.below_autograd, aten.convolution_backward.default):
-            mask, operands = node.args[-1], node.args[: 2 if node.target is normed else 1]
+            reads_both = node.target is normed and node.args[5] in (None, node.args[1])
+            mask, operands = node.args[-1], node.args[: 1 + reads_both]
         if mask[0] and mask[1]:
             size += sum(each.meta["val"].numel() * each.meta["val"].itemsize for each in operands)
     return size
 
 
-def counted(net: str, side: str, batch: int, size: int, dtype: torch.dtype, device: str) -> dict[str, int]:
-    """The bytes of one step by kind of kernel, and the number of kernels that are no convolutions or products."""
+def _on_gpu(graph: Any, inputs: Any) -> list[Any]:
+    """Let a graph's fake tensors and devices be a GPU's, in place; returns the inputs there. Autograd has none without
+    CUDA, so graphs are traced on a CPU."""
+    gpu = torch.device("cuda:0")
+
+    def moved(each: Any) -> Any:
+        if isinstance(each, torch.Tensor):
+            return torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=gpu)
+        return gpu if isinstance(each, torch.device) else each
+
+    with torch._dynamo.utils.detect_fake_mode(inputs):
+        for node in graph.graph.nodes:
+            if "val" in node.meta:
+                node.meta["val"] = tree_map(moved, node.meta["val"])
+            if node.op == "call_function":
+                node.args, node.kwargs = tree_map(moved, (node.args, node.kwargs))
+        return [moved(each) for each in inputs]
+
+
+@contextlib.contextmanager
+def _described() -> Iterator[None]:
+    """Let inductor compile for an H200 that is not there."""
+    from torch._inductor import config
+    from torch._inductor.runtime.hints import DeviceProperties
+
+    described = DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
+    seen = types.SimpleNamespace(multi_processor_count=132, major=9, minor=0, warp_size=32, gcnArchName="")
+    with (
+        mock.patch.object(DeviceProperties, "create", return_value=described),
+        mock.patch("torch.cuda.get_device_properties", return_value=seen),
+        mock.patch("torch.cuda.get_device_capability", return_value=(9, 0)),
+        mock.patch("torch.cuda.current_device", return_value=0),
+        mock.patch.object(back_end, "device_type", return_value="cpu"),
+        mock.patch.object(back_end, "watch_captures"),
+        mock.patch("torch._inductor.scheduler.has_triton", return_value=True),
+        config.patch(shape_padding=False),  # it is timed on the device
+    ):
+        yield
+
+
+def _judge_for_h200(judge: Any, device: torch.device) -> None:
+    judge._device, judge._policy = DESCRIBED["h200"], policy_of(DEFAULT, switches(device.type == "cuda"))
+
+
+def counted(net: Any, side: str, batch: int, size: int, dtype: torch.dtype, device: str) -> dict[str, int]:
+    """The bytes of a step of the model that ``net`` makes, by kind of kernel, and the numbers of its products, other
+    kernels, and small kernels."""
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
     from convdispatch.torch.graph import inductor
 
-    try:
-        import torchvision.models as nets
-    except ImportError:  # no wheel of it for this PyTorch
-        import torch_zoo as nets
     torch._dynamo.reset()
-    totals = dict.fromkeys((PRODUCTS, "passes", "kernels"), 0)
-    count = _counting(totals)
+    totals = dict.fromkeys((PRODUCTS, "passes", "products", "kernels", "small"), 0)
+    described, device = device == "h200", "cpu" if device == "h200" else device
+    count = _counting(totals, described)
 
     def backend(graph: Any, inputs: Any) -> Any:
         if side == "inductor":
@@ -109,15 +165,18 @@ def counted(net: str, side: str, batch: int, size: int, dtype: torch.dtype, devi
         with (
             mock.patch("torch._inductor.compile_fx.compile_fx", ours),
             mock.patch.object(inductor, "prepare_kernels"),
-            mock.patch.object(FusionJudge, "pays", pays),
+            mock.patch.object(inductor, "available", return_value=True),
+            mock.patch.object(FusionJudge, "__init__", _judge_for_h200),
+            mock.patch.object(FusionJudge, "pays", FusionJudge.pays if side == "chosen" else pays),
         ):
             return Backend()(graph, inputs)
 
-    model = getattr(nets, net)().train().to(device, memory_format=torch.channels_last)
-    x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
-    with config.patch(force_non_lazy_backward_lowering=True), torch.autocast(device, dtype):
+    with _described() if described else contextlib.nullcontext(), config.patch(force_non_lazy_backward_lowering=True):
+        model = net().train().to(device, memory_format=torch.channels_last)
+        x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
         try:
-            torch.compile(model, backend=backend)(x).float().sum()
+            with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
+                torch.compile(model, backend=backend)(x).float().sum()
         except _Counted:
             return totals
     raise AssertionError("the graph has run")
@@ -131,17 +190,20 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    try:
+        import torchvision.models as nets
+    except ImportError:  # no wheel of it for this PyTorch
+        import torch_zoo as nets
     for net in options.nets:
-        rows = {
-            side: counted(net, side, options.batch, options.size, getattr(torch, options.dtype), options.device)
-            for side in SIDES
-        }
+        given = options.batch, options.size, getattr(torch, options.dtype), options.device
+        rows = {side: counted(getattr(nets, net), side, *given) for side in SIDES}
         for side, row in rows.items():
-            convolutions, passes, kernels = row.values()
+            convolutions, passes, products, kernels, small = row.values()
             share = (convolutions + passes) / sum(list(rows["inductor"].values())[:2])
             print(
-                f"{net:18} {side:9} convolutions and products {convolutions / 1e9:6.2f} GB, passes "
-                f"{passes / 1e9:6.2f} GB in {kernels} kernels, together {share:.2f} of inductor's",
+                f"{net:18} {side:9} {products} convolutions and products {convolutions / 1e9:6.2f} GB, passes "
+                f"{passes / 1e9:6.2f} GB in {kernels} kernels and {small} small ones, together {share:.2f} of "
+                "inductor's",
                 flush=True,
             )
 

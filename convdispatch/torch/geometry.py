@@ -79,6 +79,13 @@ class Geometry(NamedTuple):
         return self._replace(output_padding=output_padding)
 
 
+def whole(
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> tuple[Sequence[int], Sequence[int], Sequence[int], bool, Sequence[int], int]:
+    """The geometry of a convolution that is not transposed, in the order of ``aten::convolution``'s arguments."""
+    return stride, padding, dilation, False, [0] * len(stride), groups
+
+
 def roles(part: str, transposed: bool) -> tuple[str, tuple[str, str, str]]:
     """The direction, and the names of x, w and y, of a part: ``forward``, ``data`` (input's gradient) or ``weights``.
 

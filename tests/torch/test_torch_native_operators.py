@@ -80,11 +80,14 @@ def normed_runs(overload, x, w, bias, grad):
     }
     masks = {"all": [True] * 3, "data": [True, False, False], "weights": [False, True, False]}
     for name, mask in masks.items():
-        runs[name] = lambda mask=mask: normed_backward(grad, x, w, table, None, "relu", *geometry, 1, mask)
+        runs[name] = lambda mask=mask: normed_backward(grad, x, w, table, None, None, "relu", *geometry, 1, mask)
         exact = masked, weights, sums(masked)
         wanted[name] = [one if asks else None for one, asks in zip(exact, mask, strict=True)]
-    runs["join"] = lambda: normed_backward(grad, x, w, table, residual, "relu", *geometry, 1, [True, False, True])
+    read, arguments = integers(*x.shape, seed=11), ("relu", *geometry, 1, [True, True, True])
+    runs["join"] = lambda: normed_backward(grad, x, w, table, residual, None, *arguments[:-1], [True, False, True])
     wanted["join"] = added, None, sums(added)
+    runs["what is read"] = lambda: normed_backward(grad, x, w, table, residual, read, *arguments)
+    wanted["what is read"] = added, exact_gradients(grad, read, w)[1], sums(added)
     return {name: (runs[name], wanted[name]) for name in runs}
 
 
@@ -182,7 +185,7 @@ def test_a_table_and_sums_are_in_the_key(asked):
                 exact = F.conv2d(function(x.double()), w.double(), padding=1)
                 assert torch.equal(y.double(), exact)
                 torch.testing.assert_close(sums[1].double(), exact.mean((0, 2, 3)), rtol=1e-6, atol=1e-5)
-                grads = given[3], given[0], given[1], given[2], None, activation, *geometry
+                grads = given[3], given[0], given[1], given[2], None, None, activation, *geometry
                 data, _, sums = back(*grads, [True, False, True])
                 assert data.dtype is sums.dtype is given[0].dtype
                 leaf = x.double().requires_grad_()

@@ -42,7 +42,7 @@ inline bool is_backward(int operation) {
 inline bool is_fused(int operation) { return operation % kOnHost == kFused; }
 inline int result_count(int operation) { return is_backward(operation) ? 3 : is_normed(operation) ? 2 : 1; }
 // kSums is the operator's last result: sums of channels, written by the kernels that write another result.
-enum Source : int { kX, kW, kGrad, kBias, kResidual, kNorm, kOut, kSums, kNone };
+enum Source : int { kX, kW, kGrad, kBias, kResidual, kNorm, kActivated, kOut, kSums, kNone };
 
 struct Step {
   Shared program;
@@ -202,7 +202,7 @@ struct Key {
 struct Incoming {
   int operation;
   const Arguments &given;
-  std::optional<Seen> seen[5];
+  std::optional<Seen> seen[6];
   const Seen *of[kNone + 1] = {};  // the tensors, by Source
   uint64_t addresses[kNone + 1] = {};
   Key key;
@@ -531,10 +531,11 @@ void normed(StableIValue *stack, uint64_t, uint64_t) {
   compute(Operation, stack, "ttTTSfllli", {kX, kW, kBias, kNorm});
 }
 
-// Arguments: grad_output, input, weight, table, residual, norm, stride, padding, dilation, groups, output_mask.
+// Arguments: grad_output, input, weight, table, residual, activated, norm, stride, padding, dilation, groups,
+// output_mask.
 template <int Operation>
 void normed_backward(StableIValue *stack, uint64_t, uint64_t) {
-  compute(Operation, stack, "ttttTSlllim", {kGrad, kX, kW, kNorm, kResidual});
+  compute(Operation, stack, "ttttTTSlllim", {kGrad, kX, kW, kNorm, kResidual, kActivated});
 }
 
 // Views a tensor whose channels lie last as the matrix of pixels by channels, or of channels by pixels.

@@ -21,6 +21,7 @@ from ..dynamo_frames import skip_our_frames
 from ..graph import inductor
 from ..graph.forms import ENGINES, GraphForms
 from ..graph.learning import channels_last
+from ..graph.learning.small_kernels import join_counters
 from ..graph.learning.training_norms import fuse_training_norms
 from ..graph.report import BACKEND
 from ..graph.specialised import let_go_of_capture
@@ -81,8 +82,10 @@ class Backend:
         symbols = len(tensors) < len(inputs)
         by_inductor = learns or (symbols and on_stream)
         by_inductor = by_inductor and self.engine != "operators" and inductor.available(device)
-        if learns and by_inductor and on_stream and channels_last.pays(device):
-            channels_last.lay_channels_last(graph)
+        if learns and by_inductor and on_stream:
+            join_counters(graph)
+            if channels_last.pays(device):
+                channels_last.lay_channels_last(graph)
         if learns:
             fuse_training_norms(graph)
         if by_inductor:

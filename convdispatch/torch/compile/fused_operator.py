@@ -15,7 +15,7 @@ from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, gradi
 from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
-from ..geometry import by_axis, for_each_axis, has_sides, padded
+from ..geometry import by_axis, for_each_axis, has_sides, padded, whole
 from .operators import autocasts, convolution, define, gradients, without_tangents
 
 _F, _aten = torch.nn.functional, torch.ops.aten
@@ -86,22 +86,17 @@ def unfused(y: torch.Tensor, residual: Any, activation: str | None) -> torch.Ten
 _library = torch.library.Library("convdispatch", "FRAGMENT")
 
 
-def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> tuple[Any, ...]:
-    """The geometry of a convolution that is not transposed, in the argument order of ``aten::convolution``."""
-    return stride, padding, dilation, False, [0] * len(stride), groups
-
-
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
     """The fused convolution below autograd: by our engines, or by PyTorch's kernels with the reason counted."""
     without_tangents("fused_convolution", (x, w, bias, residual))
 
     def theirs() -> torch.Tensor:
-        return unfused(original("convolution", x, w, bias, *_geometry(*rest)), residual, activation)
+        return unfused(original("convolution", x, w, bias, *whole(*rest)), residual, activation)
 
     def quick() -> torch.Tensor | None:
         if has_sides(rest[1], x.ndim - 2):
             return None
-        y = quick_depthwise(x, w, bias, *_geometry(*rest))
+        y = quick_depthwise(x, w, bias, *whole(*rest))
         return None if y is None else unfused(y, residual, activation)
 
     arguments = (x, w, bias, residual, activation, *rest)
@@ -109,7 +104,7 @@ def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, residual: Any, activat
 
 
 def _fake(x: Any, w: Any, bias: Any, residual: Any, activation: Any, *rest: Any) -> torch.Tensor:
-    x, geometry = padded(x, _geometry(*rest))
+    x, geometry = padded(x, whole(*rest))
     return unfused(_aten.convolution.default(x, w, bias, *geometry), residual, activation)
 
 
@@ -137,7 +132,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of all inputs. If the activation's slope cannot be computed from its result, the convolution runs
     again."""
     x, w, bias, residual, y = ctx.saved_tensors
-    x, geometry = padded(x, _geometry(*ctx.rest))
+    x, geometry = padded(x, whole(*ctx.rest))
     if ctx.activation is not None:
         if ctx.from_result:
             grad = slope_times(grad, ctx.activation, y=y)

@@ -17,6 +17,7 @@ import torch
 from ..dispatch import normed
 from ..dispatch.normed import sums_type
 from ..dispatch.routing import original, routed, settings_in_force
+from ..geometry import whole
 from .fused_operator import activate, slope_times
 from .operators import convolution_backward, define, gradients, in_autocast, without_tangents
 
@@ -25,7 +26,7 @@ _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups
 
 
 # Batch norm in PyTorch's operators. Its numbers are tensors of one number a channel, mean, scale and shift, because a
-# compiler fuses what reads these; ``table`` has them as rows for kernels.
+# compiler fuses what reads these; ``table`` has them as rows for convolutions.
 
 
 def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,21 +36,14 @@ def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, variance * (x.numel() // x.shape[1])
 
 
-def affine(mean: torch.Tensor, variance: torch.Tensor, weight: Any, bias: Any, epsilon: float) -> tuple[Any, Any, Any]:
-    """Mean, scale and shift of a batch norm by a mean and a variance."""
-    scale = torch.rsqrt(variance + epsilon)
+def norm_numbers(mean: torch.Tensor, squares: torch.Tensor, count: int, *rest: Any) -> tuple[Any, Any, Any]:
+    """Mean, scale and shift of a batch norm by a mean and ``count`` times a variance; ``rest`` is its weight, bias and
+    epsilon."""
+    weight, bias, epsilon = rest
+    mean, squares = (each.to(sums_type(each.dtype)) for each in (mean, squares))
+    scale = torch.rsqrt(squares / count + epsilon)
     scale = scale if weight is None else scale * weight.to(scale.dtype)
     return mean, scale, torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
-
-
-def learning_norm(mean: torch.Tensor, squares: torch.Tensor, count: int, *rest: Any) -> tuple[Any, Any, Any]:
-    """``affine`` by the batch's statistics of ``count`` elements a channel; ``rest`` is weight, bias and epsilon."""
-    return affine(mean, squares / count, *rest)
-
-
-def frozen_norm(mean: torch.Tensor, variance: torch.Tensor, dtype: torch.dtype, *rest: Any) -> tuple[Any, Any, Any]:
-    """``affine`` by running statistics, for an input of a dtype; ``rest`` is weight, bias and epsilon."""
-    return affine(mean.to(sums_type(dtype)), variance.to(sums_type(dtype)), *rest)
 
 
 def update_running(buffers: Sequence[torch.Tensor], values: Sequence[Any], momentum: Any) -> None:
@@ -63,10 +57,9 @@ def update_running(buffers: Sequence[torch.Tensor], values: Sequence[Any], momen
 
 
 def table(mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """The three as rows, for ``convolve``; no gradient flows through it. ``torch.stack`` would be a kernel a row."""
-    with torch.no_grad():
-        row = torch.arange(3, device=mean.device).unsqueeze(1)
-        return torch.where(row == 0, mean, torch.where(row == 1, scale, shift))
+    """The three as rows, without gradients. ``torch.stack`` would be a kernel a row."""
+    row = torch.arange(3, device=mean.device).unsqueeze(1)
+    return torch.where(row == 0, mean, torch.where(row == 1, scale, shift))
 
 
 def normalised(x: torch.Tensor, *norm: torch.Tensor) -> torch.Tensor:
@@ -86,14 +79,13 @@ def activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str | N
 
 
 def _activated(x: torch.Tensor, norm: Sequence[torch.Tensor], activation: str | None) -> torch.Tensor:
-    return activate(_normalised(x, norm), _activation(activation)).to(x.dtype)
+    return activate(_normalised(x, norm), None if activation == "identity" else activation).to(x.dtype)
 
 
-def rectified(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """relu without gradients, and the table of a norm that changes nothing, for ``convolve``."""
+def rectified(x: torch.Tensor) -> torch.Tensor:
+    """relu without gradients, for ``convolve``, which has them."""
     with torch.no_grad():
-        zeros = torch.zeros(x.shape[1], dtype=sums_type(x.dtype), device=x.device)
-        return torch.relu(x), table(zeros, zeros + 1, zeros)
+        return torch.relu(x)
 
 
 class _Normalised(torch.autograd.Function):
@@ -121,26 +113,16 @@ def _over_channels(numbers: torch.Tensor, ndim: int) -> torch.Tensor:
 # The operators, below autograd.
 
 
-def _whole(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> tuple[Any, ...]:
-    return stride, padding, dilation, False, [0] * len(stride), groups
-
-
-def _activation(norm: str | None) -> str | None:
-    return None if norm == "identity" else norm
-
-
 def _input(x: torch.Tensor, table: Any, norm: str | None) -> torch.Tensor:
     """What the convolution reads, in PyTorch's operators."""
-    if table is None:
-        return x
-    return activated(x, table, norm)
+    return x if table is None else activated(x, table, norm)
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
     without_tangents("normed_convolution", (x, w, bias, table))
 
     def theirs() -> tuple[torch.Tensor, torch.Tensor | None]:
-        y = original("convolution", _input(x, table, norm), w, bias, *_whole(*geometry))
+        y = original("convolution", _input(x, table, norm), w, bias, *whole(*geometry))
         if not sums:
             return y, None
         mean, squares = statistics(y)
@@ -156,10 +138,11 @@ def _defined(like: torch.Tensor, results: Sequence[Any]) -> tuple[torch.Tensor, 
 
 
 def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> Any:
-    table, residual, norm, *geometry, mask = rest
+    table, residual, read, norm, *geometry, mask = rest
 
     def theirs() -> tuple[Any, Any, Any]:
-        arguments = (grad, _input(x, table, norm), w, None, *_whole(*geometry), [*mask[:2], False])
+        given = _input(x, table, norm) if read is None else read
+        arguments = (grad, given, w, None, *whole(*geometry), [*mask[:2], False])
         data, weights, _ = original("convolution_backward", *arguments)
         sums = None
         if mask[0]:
@@ -185,14 +168,14 @@ def _channel_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _fake(x: Any, w: Any, bias: Any, table: Any, norm: Any, sums: bool, *geometry: Any) -> Any:
-    y = _aten.convolution.default(x, w, bias, *_whole(*geometry))
+    y = _aten.convolution.default(x, w, bias, *whole(*geometry))
     return y, x.new_empty((3, w.shape[0]), dtype=sums_type(x.dtype)) if sums else x.new_empty(0)
 
 
-def _fake_backward(grad: Any, x: Any, w: Any, table: Any, residual: Any, norm: Any, *rest: Any) -> Any:
-    *geometry, mask = rest
+def _fake_backward(grad: Any, x: Any, w: Any, *rest: Any) -> Any:
+    _table, _residual, _read, _norm, *geometry, mask = rest
     plain = [*mask[:2], False]
-    data, weights, _ = _aten.convolution_backward.default(grad, x, w, None, *_whole(*geometry), plain)
+    data, weights, _ = _aten.convolution_backward.default(grad, x, w, None, *whole(*geometry), plain)
     sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if mask[2] else None
     return tuple(each if asked else grad.new_empty(0) for each, asked in zip((data, weights, sums), mask, strict=True))
 
@@ -209,7 +192,7 @@ normed_convolution = define(
 normed_convolution_backward = define(
     _library,
     "normed_convolution_backward",
-    "(Tensor grad_output, Tensor input, Tensor weight, Tensor table, Tensor? residual, str? norm, "
+    "(Tensor grad_output, Tensor input, Tensor weight, Tensor table, Tensor? residual, Tensor? read, str? norm, "
     f"{_GEOMETRY}, bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,
@@ -252,22 +235,34 @@ def sum_in_kernels(graph: Any) -> None:
 # Autograd.
 
 
-def convolve(operands: Sequence[Any], norm: Any, rows: Any, activation: str | None, sums: bool, *geometry: Any) -> Any:
+def convolve(operands: Sequence[Any], norm: Any, activation: str | None, sums: bool, *geometry: Any) -> Any:
     """The convolution of ``activation(norm(input))``, with gradients; with ``sums`` also mean and sum of squared
     distances of each channel of the result.
 
     ``operands`` are input, weight, bias, and the result of ``activated`` or None: with it the norm is fused in the
-    gradient of the input alone. ``norm`` is mean, scale and shift, and ``rows`` their table, both None if the input is
-    read as it is. The activation is a problem's ``norm``.
+    gradient of the input alone. ``norm`` is mean, scale and shift, or None if the input is read as it is. The
+    activation is a problem's ``norm``.
 
-    With ``rows`` but no ``norm`` the input goes through relu alone. Then the last result is relu's, for all its other
-    readers: their gradient is added to the convolution's before relu's slope, where that is computed.
+    With the result of ``rectified`` but no ``norm`` the input goes through relu alone. Then the last result is relu's,
+    for all its other readers: their gradient is added to the convolution's before relu's slope, where that is computed.
     """
+    return _NormedConvolution.apply(*_operands(operands, norm), activation, sums, geometry)
+
+
+def _operands(operands: Sequence[Any], norm: Any) -> list[Any]:
+    """The tensors of ``convolve``, in autocast's type, and of the norm before it."""
     kind = operands[0].device.type
-    if torch.is_autocast_enabled(kind):
-        operands = in_autocast(kind, operands)
-    norm = (None, None, None) if norm is None else norm
-    return _NormedConvolution.apply(*operands, *norm, rows, activation, sums, geometry)
+    cast = in_autocast(kind, operands) if torch.is_autocast_enabled(kind) else operands
+    return [*cast, *((None, None, None) if norm is None else norm)]
+
+
+def _convolved(ctx: Any, given: Sequence[Any], sums: bool, geometry: Sequence[Any]) -> Any:
+    """The operator's results, for input, weight, bias, what is read or None, the norm's numbers and the activation."""
+    x, w, bias, read, *norm, activation = given
+    ctx.activation, ctx.geometry, ctx.bias_sizes = activation, geometry, None if bias is None else [bias.shape[0]]
+    if read is not None or norm[1] is None:
+        return normed_convolution(x if read is None else read, w, bias, None, None, sums, *geometry)
+    return normed_convolution(x, w, bias, table(*norm), activation, sums, *geometry)
 
 
 class _NormedConvolution(torch.autograd.Function):
@@ -276,50 +271,51 @@ class _NormedConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        x, w, bias, activated_x, _, scale, _, rows, activation, has_sums, geometry = given
-        read = (x, w, bias, rows, activation) if activated_x is None else (activated_x, w, bias, None, None)
-        y, sums = normed_convolution(*read, has_sums, *geometry)
+        *inputs, has_sums, geometry = given
+        x, w, _, read, *norm, _ = inputs
+        y, sums = _convolved(ctx, inputs, has_sums, geometry)
         mean = sums[1] if has_sums else None
-        is_join = rows is not None and scale is None
-        ctx.save_for_backward(None if is_join else x, w, activated_x, rows, scale, y if has_sums else None, mean)
-        ctx.activation, ctx.geometry, ctx.bias_sizes = activation, geometry, None if bias is None else [bias.shape[0]]
-        statistics_of_y = (mean, sums[2]) if has_sums else ()
-        others = (activated_x,) if is_join else ()
-        return (y, *statistics_of_y, *others) if has_sums or others else y
+        is_join = read is not None and norm[1] is None
+        ctx.save_for_backward(None if is_join else x, w, read, *norm, y if has_sums else None, mean)
+        results = [y, *((mean, sums[2]) if has_sums else ()), *((read,) if is_join else ())]
+        return tuple(results) if len(results) > 1 else y
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *more: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        x, w, activated_x, rows, scale, y, mean = ctx.saved_tensors
+        x, w, read, *norm, y, mean = ctx.saved_tensors
         if y is not None:  # the gradient of y through its statistics
-            by_mean, by_squares, *_ = more
-            by_mean, by_squares, mean = (_over_channels(each, y.ndim) for each in (by_mean, by_squares, mean))
+            by_mean, by_squares, mean = (_over_channels(each, y.ndim) for each in (*more[:2], mean))
             distance = y.to(mean.dtype) - mean
             grad = grad.to(mean.dtype) + by_mean / (y.numel() // y.shape[1]) + 2 * by_squares * distance
             grad = grad.to(y.dtype)
-        if rows is None:
-            return *gradients(ctx, grad, x, w, ctx.bias_sizes, _whole(*ctx.geometry)), *[None] * 8
+        is_join = x is None
+        if norm[1] is None and not is_join:
+            return *gradients(ctx, grad, x, w, ctx.bias_sizes, whole(*ctx.geometry)), *[None] * 7
         needs_x, needs_w, needs_bias, _, *needs_norm = ctx.needs_input_grad[:7]
-        by_x = by_bias = weights = None
-        by_norm: tuple[Any, Any, Any] = (None, None, None)
-        is_join = scale is None
-        mask = [needs_x or any(needs_norm), needs_w and activated_x is None, not is_join and any(needs_norm)]
-        if needs_w and activated_x is not None:
-            arguments = (grad, activated_x, w, None, *_whole(*ctx.geometry), [False, True, False])
-            weights = convolution_backward(*arguments)[1]
-        if any(mask):
-            saved, residual = (activated_x, more[-1]) if is_join else (x, None)
-            results = normed_convolution_backward(grad, saved, w, rows, residual, ctx.activation, *ctx.geometry, mask)
-            data, weights, sums = results[0], results[1] if mask[1] else weights, results[2]
-            if mask[2]:
-                by_norm = -scale * sums[0], sums[1], sums[0]
-            if needs_x:
-                by_x = data if is_join else (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype)
-        if needs_bias:
-            by_bias = grad.sum((0, *range(2, grad.ndim)))
-        return by_x, weights, by_bias, None, *by_norm, None, None, None, None
+        by_x, by_w, by_norm = None, None, (None, None, None)
+        mask = [needs_x or any(needs_norm), needs_w, any(needs_norm)]
+        if is_join and any(mask):
+            nothing = torch.zeros(read.shape[1], dtype=sums_type(read.dtype), device=read.device)
+            rows = table(nothing, nothing + 1, nothing)
+            arguments = (grad, read, w, rows, more[-1], read, ctx.activation, *ctx.geometry, mask)
+            by_x, by_w, _ = normed_convolution_backward(*arguments)
+        elif any(mask):
+            arguments = (grad, x, w, table(*norm), None, read, ctx.activation, *ctx.geometry, mask)
+            by_x, by_w, by_norm = _through_norm(normed_convolution_backward(*arguments), x, norm[1], mask)
+        by_bias = grad.sum((0, *range(2, grad.ndim))) if needs_bias else None
+        return by_x if needs_x else None, by_w if needs_w else None, by_bias, None, *by_norm, None, None, None
 
 
-def normalised_pointwise(operands: Sequence[Any], norm: Any, rows: Any, activation: str | None, *rest: Any) -> Any:
+def _through_norm(results: Sequence[torch.Tensor], x: torch.Tensor, scale: torch.Tensor, mask: Sequence[bool]) -> Any:
+    """The results of ``normed_convolution_backward`` for a mask as gradients of the norm's input x, of the weights, and
+    of the norm's mean, scale and shift."""
+    data, weights, sums = results
+    by_norm = (-scale * sums[0], sums[1], sums[0]) if mask[2] else (None, None, None)
+    by_x = (data.to(scale.dtype) * _over_channels(scale, x.ndim)).to(x.dtype) if mask[0] else None
+    return by_x, weights, by_norm
+
+
+def normalised_pointwise(operands: Sequence[Any], norm: Any, activation: str | None, *rest: Any) -> Any:
     """Batch norm of ``convolve``'s result u for a convolution of one pixel, stride 1 and no padding; with it the mean
     and the sum of squared distances of each channel of u. ``rest`` is the norm's weight, bias and epsilon, stride,
     padding, dilation and groups.
@@ -330,13 +326,7 @@ def normalised_pointwise(operands: Sequence[Any], norm: Any, rows: Any, activati
     a's products with a, summed over pixels. Where u has several times a's channels, these products cost little, and two
     passes over dy and u are not needed.
     """
-    *affine_arguments, stride, padding, dilation, groups = rest
-    kind = operands[0].device.type
-    if torch.is_autocast_enabled(kind):
-        operands = in_autocast(kind, operands)
-    norm = (None, None, None) if norm is None else norm
-    geometry = (stride, padding, dilation, groups)
-    return _NormalisedPointwise.apply(*operands, *norm, rows, activation, *affine_arguments, geometry)
+    return _NormalisedPointwise.apply(*_operands(operands, norm), activation, *rest[:3], rest[3:])
 
 
 class _NormalisedPointwise(torch.autograd.Function):
@@ -344,22 +334,21 @@ class _NormalisedPointwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        x, w, bias, activated_x, _, input_scale, _, rows, activation, weight, shift, epsilon, geometry = given
-        read = (x, w, bias, rows, activation) if activated_x is None else (activated_x, w, bias, None, None)
-        u, (_, mean, squares) = normed_convolution(*read, True, *geometry)
+        *inputs, weight, shift, epsilon, geometry = given
+        x, w, _, read, *norm, _ = inputs
+        u, (_, mean, squares) = _convolved(ctx, inputs, True, geometry)
         ctx.count = u.numel() // u.shape[1]
         deviation = torch.rsqrt(squares / ctx.count + epsilon)
-        _, scale, _ = numbers = learning_norm(mean, squares, ctx.count, weight, shift, epsilon)
-        ctx.save_for_backward(x, w, activated_x, rows, input_scale, deviation, scale)
-        ctx.activation, ctx.geometry, ctx.has_bias = activation, geometry, bias is not None
+        _, scale, _ = numbers = norm_numbers(mean, squares, ctx.count, weight, shift, epsilon)
+        ctx.save_for_backward(x, w, read, *norm, deviation, scale)
         ctx.mark_non_differentiable(mean, squares)
         return _normalised(u, numbers).to(x.dtype), mean, squares
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        x, w, a, rows, input_scale, deviation, scale = ctx.saved_tensors
+        x, w, a, *norm, deviation, scale = ctx.saved_tensors
         if a is None:
-            a = x if rows is None else _activated(x, rows, ctx.activation)
+            a = x if norm[1] is None else _activated(x, norm, ctx.activation)
         wide, axes, geometry, count = scale.dtype, [0, *range(2, x.ndim)], ctx.geometry, ctx.count
         by_shift, mean = grad.to(wide).sum(axes), a.to(wide).sum(axes) / count
         products, squares = (_products(each, a, geometry) for each in (grad, a))
@@ -376,21 +365,19 @@ class _NormalisedPointwise(torch.autograd.Function):
             constant = -(square.to(wide) @ mean) - matrix.T @ (scale * by_shift / count)
             square = square.reshape(*square.shape, *ones)
             correction, _ = normed_convolution(a, square, constant.to(x.dtype), None, None, False, *geometry)
-            if rows is None:
-                mask = [True, False, False]
-                by_x = convolution_backward(grad, a, scaled, None, *_whole(*geometry), mask)[0] + correction
+            mask = [True, False, needs_norm]
+            if norm[1] is None:
+                by_x = convolution_backward(grad, a, scaled, None, *whole(*geometry), mask)[0] + correction
             else:
-                arguments = (grad, x, scaled, rows, correction, ctx.activation, *geometry, [True, False, needs_norm])
-                data, _, sums = normed_convolution_backward(*arguments)
-                by_x = (data.to(wide) * _over_channels(input_scale, x.ndim)).to(x.dtype)
-                by_norm = (-input_scale * sums[0], sums[1], sums[0]) if needs_norm else by_norm
-        by_bias = w.new_zeros(w.shape[0]) if ctx.has_bias else None  # the norm subtracts the bias again
+                arguments = (grad, x, scaled, table(*norm), correction, None, ctx.activation, *geometry, mask)
+                by_x, _, by_norm = _through_norm(normed_convolution_backward(*arguments), x, norm[1], mask)
+        by_bias = w.new_zeros(ctx.bias_sizes) if ctx.bias_sizes else None  # the norm subtracts the bias again
         weights = weights.to(w.dtype).reshape(w.shape)
         affine_gradients = [
             each if needed else None
-            for each, needed in zip((deviation * by_scale, by_shift), ctx.needs_input_grad[9:11], strict=True)
+            for each, needed in zip((deviation * by_scale, by_shift), ctx.needs_input_grad[8:10], strict=True)
         ]
-        return by_x, weights, by_bias, None, *by_norm, None, None, *affine_gradients, None, None
+        return by_x, weights, by_bias, None, *by_norm, None, *affine_gradients, None, None
 
 
 def _products(left: torch.Tensor, right: torch.Tensor, geometry: Sequence[Any]) -> torch.Tensor:
@@ -398,5 +385,5 @@ def _products(left: torch.Tensor, right: torch.Tensor, geometry: Sequence[Any]) 
     if right.dtype.itemsize == 2:
         return channel_products(left, right)
     shape = (left.shape[1], right.shape[1], *[1] * (left.ndim - 2))
-    arguments = (left, right, right.new_empty(shape), None, *_whole(*geometry), [False, True, False])
+    arguments = (left, right, right.new_empty(shape), None, *whole(*geometry), [False, True, False])
     return convolution_backward(*arguments)[1].flatten(1)  # type: ignore[no-any-return]

@@ -30,7 +30,7 @@ from .. import counting, settings
 from ..eager.bias_gradient import kernels_of
 from ..weights import still
 
-_X, _W, _GRAD, _BIAS, _RESIDUAL, _NORM, _OUT, _SUMS, _NONE = range(9)
+_X, _W, _GRAD, _BIAS, _RESIDUAL, _NORM, _ACTIVATED, _OUT, _SUMS, _NONE = range(10)
 """Where an operand of a plan comes from: an argument of the operator, a new result, or nowhere."""
 _EXTRAS = dict(zip(EXTRAS, (_BIAS, _RESIDUAL, _NORM, _X, _SUMS), strict=True))
 _SOURCES = {
@@ -40,8 +40,10 @@ _SOURCES = {
     ("data", True): (_GRAD, _W, _OUT),
     ("weights", False): (_X, _OUT, _GRAD),
     ("weights", True): (_GRAD, _OUT, _X),
+    ("activated", False): (_ACTIVATED, _OUT, _GRAD),
 }
-"""Where x, w and y of a problem come from, by part and whether the convolution is transposed."""
+"""Where x, w and y of a problem come from, by part and whether the convolution is transposed; "activated" is the
+weights' gradient of a convolution that read what a norm and an activation left."""
 _C: Any = torch._C
 _settings = settings.DEFAULT
 _numbers: dict[settings.Settings, int] = {settings.DEFAULT: 0}
@@ -247,8 +249,9 @@ def learn(
     """Offer the native path what computed the current call: (part, cached call, index of its result) for each part. A
     call is left to Python if one of its parts is no plain launch.
 
-    ``tensors`` are input, weights, bias, residual and table, or gradient, input, weights, table and residual; those
-    behind the last one that is there may be left out. ``with_sums``: the third result is the sum of the first tensor.
+    ``tensors`` are input, weights, bias, residual and table, or gradient, input, weights, table, residual and what the
+    convolution read; those behind the last one that is there may be left out. ``with_sums``: the third result is the
+    sum of the first tensor.
     """
     if not _launcher:
         return None
@@ -289,7 +292,7 @@ def _laid(
     not aligned for the kernels' vector loads."""
     read = {source for _, sources, _, packs in steps for source in sources if source != _W or not packs}
     forward = parts and parts[0][0] == "forward"
-    places = (_X, _W, _BIAS, _RESIDUAL, _NORM) if forward else (_GRAD, _X, _W, _NORM, _RESIDUAL)
+    places = (_X, _W, _BIAS, _RESIDUAL, _NORM) if forward else (_GRAD, _X, _W, _NORM, _RESIDUAL, _ACTIVATED)
     found = []
     for place, tensor in zip(places, tensors, strict=False):
         if tensor is None or place not in read:

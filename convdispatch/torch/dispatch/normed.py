@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...calls.framework.fallback import Fallback
+from ..geometry import whole
 from ..settings import DEFAULT, Settings
 from . import engine, native
 
@@ -51,18 +52,18 @@ def backward(
     settings: Settings = DEFAULT,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """The gradient of what the norm's activation reads, the weights' gradient, and the sums of the first one's
-    channels; None for what is not requested. ``given`` is the table, the residual, the norm's activation, stride,
-    padding, dilation, groups and the mask of requests."""
-    table, residual, norm, *geometry, (wants_data, wants_weights, wants_sums) = given
-    data = sums = weights = None
-    data_call = weights_call = None
+    channels; None for what is not requested. ``given`` is the table, the residual, what the convolution read or None,
+    the norm's activation, stride, padding, dilation, groups and the mask of requests."""
+    table, residual, activated, norm, *geometry, (wants_data, wants_weights, wants_sums) = given
+    data = sums = weights = data_call = weights_call = None
+    read, norm_before = (x, norm) if activated is None else (activated, None)
     learnt: list[tuple[str, Any, int]] = []
     # Both calls are planned before either runs: if one is left to PyTorch, the whole backward is.
     if wants_data:
         parts = (None, residual is not None, norm, wants_sums)
         data_call = _call("data", geometry, (x, w, grad, None), parts, settings)
     if wants_weights:
-        weights_call = _call("weights", geometry, (x, w, grad, None), (None, False, norm, False), settings)
+        weights_call = _call("weights", geometry, (read, w, grad, None), (None, False, norm_before, False), settings)
     if data_call is not None:
         data = _result(data_call, x)
         sums = x.new_empty((2, x.shape[1]), dtype=sums_type(x.dtype)) if wants_sums else None
@@ -71,18 +72,16 @@ def backward(
         learnt.append(("data", data_call, 0))
     if weights_call is not None:
         weights = _result(weights_call, x)
-        engine.launch(weights_call, {"x": x, "w": weights, "y": grad, "norm": table})
-        learnt.append(("weights", weights_call, 1))
-    native.learn(learnt, False, (grad, x, w, table, residual), w, None)
+        engine.launch(weights_call, {"x": read, "w": weights, "y": grad, "norm": table})
+        learnt.append(("weights" if activated is None else "activated", weights_call, 1))
+    native.learn(learnt, False, (grad, x, w, table, residual, activated), w, None)
     return data, weights, sums
 
 
 def _call(part: str, geometry: Sequence[Any], tensors: Any, parts: tuple[Any, ...], settings: Settings) -> Any:
     """The cached call of a part. Raises Fallback where PyTorch computes it."""
     x, w, grad, _ = tensors
-    stride, padding, dilation, groups = geometry
-    whole = (stride, padding, dilation, False, [0] * len(stride), groups)
-    call = engine.cached_call(part, whole, tensors, False, settings, parts)
+    call = engine.cached_call(part, whole(*geometry), tensors, False, settings, parts)
     if not hasattr(call, "launch"):
         call(x, w, grad)  # raises the reason
         raise Fallback("an operand beside a convolution's own is on a device that takes none")

@@ -22,12 +22,13 @@ from torch import fx
 from ..compile import fused_operator, normed_operators, operators
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
-from ..geometry import PLAIN
+from ..geometry import PLAIN, whole
 from ..settings import DEFAULT
 from ..warmup import compiled_side_by_side
 from ..weights import promise
 from .channels_last import lay_channels_last
 from .epilogues import fold_batch_norms, freeze_weights, use_our_operators
+from .learning.small_kernels import join_small_kernels
 from .specialised import without_fakes
 from .tuning import is_tuned, tune
 
@@ -48,11 +49,13 @@ def _pass(tuned: bool) -> Any:
         def __call__(self, graph: fx.Graph) -> None:
             use_our_operators(graph)
             normed_operators.sum_in_kernels(graph)
+            join_small_kernels(graph)
             prepare_kernels(graph, None, constant=False, tuned=tuned)
             operators.leave_autograd(graph)
 
         def uuid(self) -> Any:
-            return get_hash_for_files((__file__, use_our_operators.__code__.co_filename))
+            passes = use_our_operators, join_small_kernels, normed_operators.sum_in_kernels
+            return get_hash_for_files((__file__, *(each.__code__.co_filename for each in passes)))
 
     return OurOperators()
 
@@ -187,30 +190,27 @@ def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterat
     if node.target is fused_operator.fused_convolution:
         x, w, bias, residual, activation, *geometry = node.args
         parts = (activation, residual is not None, None, False)
-        yield from _task(device, "forward", _whole(*geometry), (x, w, None, bias), constant, parts)
+        yield from _task(device, "forward", whole(*geometry), (x, w, None, bias), constant, parts)
     elif node.target is operators.convolution:
         x, w, bias, *geometry_arguments = node.args
         yield from _task(device, "forward", tuple(geometry_arguments), (x, w, None, bias), constant, PLAIN)
     elif node.target is normed_operators.normed_convolution:
         x, w, bias, _, norm, sums, *geometry = node.args
-        yield from _task(device, "forward", _whole(*geometry), (x, w, None, bias), constant, (None, False, norm, sums))
+        yield from _task(device, "forward", whole(*geometry), (x, w, None, bias), constant, (None, False, norm, sums))
     elif node.target is normed_operators.normed_convolution_backward:
-        grad, x, w, _, residual, norm, *geometry, mask = node.args
-        tensors = (x, w, grad, None)
+        grad, x, w, _, residual, activated, norm, *geometry, mask = node.args
         if mask[0]:
             parts = (None, residual is not None, norm, mask[2])
-            yield from _task(device, "data", _whole(*geometry), tensors, False, parts)
+            yield from _task(device, "data", whole(*geometry), (x, w, grad, None), False, parts)
         if mask[1]:
-            yield from _task(device, "weights", _whole(*geometry), tensors, False, (None, False, norm, False))
+            read, norm = (x, norm) if activated is None else (activated, None)
+            parts = (None, False, norm, False)
+            yield from _task(device, "weights", whole(*geometry), (read, w, grad, None), False, parts)
     elif node.target is operators.convolution_backward:
         grad, x, w, _, *geometry_arguments, mask = node.args
         for part, is_requested in (("data", mask[0]), ("weights", mask[1])):
             if is_requested:
                 yield from _task(device, part, tuple(geometry_arguments), (x, w, grad, None), False, PLAIN)
-
-
-def _whole(stride: Any, padding: Any, dilation: Any, groups: Any) -> tuple[Any, ...]:
-    return stride, padding, dilation, False, [0] * len(stride), groups
 
 
 def _task(

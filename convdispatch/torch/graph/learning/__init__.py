@@ -1,5 +1,6 @@
-"""Passes over Dynamo's graphs that learn, before AOTAutograd splits forward and backward. A new one goes here.
+"""Passes over graphs that learn. A new one goes here.
 
 - ``channels_last``: the layout of the whole graph.
 - ``training_norms``: batch norms as parts of convolutions.
+- ``small_kernels``: kernels of few numbers, joined.
 """

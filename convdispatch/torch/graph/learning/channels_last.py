@@ -31,7 +31,7 @@ _AUGMENTED = {
     if name[0] == "i" and (name[1:] in operator.__all__ or name[1:] + "_" in operator.__all__)
 }
 """Python's functions of augmented assignments, which write tensors in place."""
-_CONVOLUTIONS = {torch.conv2d, torch.conv3d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
+_CONVOLUTIONS = {torch.conv2d, torch.conv3d}
 
 
 def pays(device: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ from ..epilogues import activation_text
 
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 """Convolutions in Dynamo's graphs, with their numbers of spatial axes."""
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _DEVICES = ("cpu", *KINDS)
 _BATCH_NORM = torch.nn.functional.batch_norm
 _BATCH_NORM_SIGNATURE = inspect.signature(_BATCH_NORM)
@@ -85,9 +86,8 @@ class Convolution:
     @property
     def operands(self) -> tuple[Any, Any, Any]:
         """Input, weight and bias."""
-        arguments = [*self.node.args, *[None] * 3][:3]
-        named = [self.node.kwargs.get(name) for name in ("input", "weight", "bias")]
-        return tuple(one if one is not None else other for one, other in zip(arguments, named, strict=True))  # type: ignore[return-value]
+        given = {"bias": None, **dict(zip(_ARGUMENTS, self.node.args)), **self.node.kwargs}
+        return given["input"], given["weight"], given["bias"]
 
 
 @dataclass(eq=False)
@@ -109,7 +109,6 @@ class Norm:
     statistics: list[fx.Node] = field(default_factory=list)
     numbers: list[fx.Node] = field(default_factory=list)
     """Mean, scale and shift, once they are written."""
-    table: fx.Node | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -167,12 +166,7 @@ class FusionJudge:
         return visible_problem(chosen.solver, problem) == problem, seconds
 
 
-class _Judges(dict[torch.device, FusionJudge]):
-    """The judges of a graph's devices."""
-
-    def __missing__(self, device: torch.device) -> FusionJudge:
-        self[device] = FusionJudge(device)
-        return self[device]
+_Judges = Callable[[torch.device], FusionJudge]
 
 
 def fuse_training_norms(graph: fx.GraphModule) -> int:
@@ -182,25 +176,25 @@ def fuse_training_norms(graph: fx.GraphModule) -> int:
         return 0
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         convolutions = {node: part for node in nodes if (part := _convolution(node)) is not None}
-        judges = _Judges()
-        norms = [norm for node in nodes if (norm := _norm(node, convolutions, judges)) is not None]
+        judge_of = functools.cache(FusionJudge)
+        norms = [norm for node in nodes if (norm := _norm(node, convolutions, judge_of)) is not None]
         taken = {norm.activation for norm in norms if norm.consumers}
         joins = [
-            part for node in nodes if node not in taken and (part := _join(node, convolutions, judges)) is not None
+            part for node in nodes if node not in taken and (part := _join(node, convolutions, judge_of)) is not None
         ]
-    rewritten = [each for each in convolutions.values() if each.sums or each.norm or each.join is not None]
     parts: dict[fx.Node, Convolution | Norm] = {norm.node: norm for norm in norms}
-    parts |= {each.node: each for each in rewritten}
+    parts |= {node: each for node, each in convolutions.items() if each.sums or each.norm or each.join is not None}
     obsolete = {*parts, *(node for part in joins for node in (part.join, part.operands[0]))}
     for norm in norms:
-        for reader in _chain(norm) if norm.consumers else ():
-            obsolete.add(reader)
-    for node, rewritten_part in ((node, parts[node]) for node in nodes if node in parts):
+        if norm.consumers:
+            last_node = norm.activation or norm.node
+            obsolete |= {last_node, *filter(_is_layout, last_node.users)}
+    for node, written in ((node, parts[node]) for node in nodes if node in parts):
         with graph.graph.inserting_before(node):
-            if isinstance(rewritten_part, Norm):
-                _write_norm(rewritten_part)
-            elif rewritten_part.normalised is None:
-                _write_convolution(rewritten_part)
+            if isinstance(written, Norm):
+                _write_norm(written)
+            elif written.normalised is None:
+                _write_convolution(written)
     _write_updates(norms)
     for node in reversed(nodes):
         if node in obsolete:
@@ -208,12 +202,6 @@ def fuse_training_norms(graph: fx.GraphModule) -> int:
     graph.graph.lint()
     graph.recompile()
     return len(norms)
-
-
-def _chain(norm: Norm) -> list[fx.Node]:
-    """The nodes between a norm and the convolutions that take it in: activation and changes of layout."""
-    last_node = norm.activation or norm.node
-    return [*([norm.activation] if norm.activation else []), *(user for user in last_node.users if _is_layout(user))]
 
 
 # What the graph has.
@@ -248,8 +236,7 @@ def _convolution(node: fx.Node) -> Convolution | None:
     axes = _CONVOLUTIONS.get(node.target) if node.op == "call_function" else None  # type: ignore[arg-type]
     if axes is None:
         return None
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **dict(zip(names, node.args)), **node.kwargs}
+    given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **dict(zip(_ARGUMENTS, node.args)), **node.kwargs}
     result = _value(node)
     tensors = result, _value(given["input"]), _value(given["weight"])
     if not all(map(_is_static, tensors)) or result.dtype not in DTYPES or result.device.type not in _DEVICES:
@@ -264,7 +251,7 @@ def _convolution(node: fx.Node) -> Convolution | None:
     return Convolution(node, (*geometry, given["groups"])) if tensors[1].ndim == axes + 2 else None
 
 
-def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judges) -> Norm | None:
+def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judge_of: _Judges) -> Norm | None:
     """A batch norm that is to be rewritten; None for other nodes. Marks the convolutions that take part."""
     if node.target is not _BATCH_NORM:
         return None
@@ -274,7 +261,7 @@ def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
         return None
     if value.device.type not in _DEVICES or type(given["training"]) is not bool:
         return None
-    pays = judges[value.device].pays
+    pays = judge_of(value.device).pays
     producer = convolutions.get(given["input"])
     if given["training"] and producer is not None and all(map(_only_reads, producer.node.users)):
         taken_in = producer.norm is not None and producer.norm.is_prologue
@@ -305,7 +292,7 @@ def _norm(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     return norm if norm.consumers or norm.producer is not None else None
 
 
-def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judges) -> Convolution | None:
+def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judge_of: _Judges) -> Convolution | None:
     """The convolution whose gradient is added to that of a relu's other readers and goes through the relu, because it
     reads the relu's result first, and others do too: a residual join. None for other nodes."""
     if activation_text(node) != "relu" and node.target not in (torch.relu_, "relu", "relu_"):
@@ -317,12 +304,9 @@ def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     operand = min(node.users, key=order.__getitem__)
     reader = next(iter(operand.users), None) if _is_layout(operand) else operand
     part = convolutions.get(reader) if reader is not None else None
-    if (
-        part is None
-        or part.norm is not None
-        or part.normalised is not None
-        or any(_changes(user, node) and user.op != "output" for user in node.users)
-    ):
+    if part is None or part.norm is not None or part.normalised is not None:
+        return None
+    if any(_changes(user, node) and user.op != "output" for user in node.users):
         return None
     read = operand if _is_layout(operand) else node
     if part.operands[0] is not read or read in part.operands[1:] or _value(x) is None:
@@ -334,7 +318,7 @@ def _join(node: fx.Node, convolutions: dict[fx.Node, Convolution], judges: _Judg
     sums = any(each.normalised is not None for each in convolutions.values())
     fused = plain.replace(norm="relu", residual=True, sums=sums)
     # Passes for sums and for a gradient would each read two gradients and relu's result, and now read one gradient.
-    if not judges[_value(x).device].pays([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
+    if not judge_of(_value(x).device).pays([plain], [fused], 4 * operand_bytes(plain, "x"), 0):
         return None
     part.join = node
     return part
@@ -395,10 +379,9 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
     consumers = [convolutions.get(reader) for reader, _ in readers]
     for (reader, operand), consumer in zip(readers, consumers, strict=True):
         # The norm is of the convolution's input alone, in the type in which the convolution computes.
-        others = [each for each in reader.all_input_nodes if each is not operand]
-        if consumer is None or consumer.operands[0] is not operand or len(others) != len(reader.all_input_nodes) - 1:
+        if consumer is None or consumer.operands[0] is not operand or operand in consumer.operands[1:]:
             return []
-        if operand in consumer.operands[1:] or _value(reader).dtype != _value(x).dtype:
+        if _value(reader).dtype != _value(x).dtype:
             return []
     return [each for each in consumers if each is not None]
 
@@ -408,15 +391,13 @@ def _consumers(norm: Norm, convolutions: dict[fx.Node, Convolution]) -> list[Con
 
 def _write_convolution(part: Convolution) -> None:
     graph, (read, w, bias), norm = part.node.graph, part.operands, part.norm
-    x, activated, arguments = read, None, (None, None, None)
+    x, activated = read, None
+    arguments: tuple[Any, Any] = (None, None)
     if norm is not None:
-        x, activated = norm.arguments["input"], norm.activated
-        arguments = (norm.numbers, norm.table, norm.text)
+        x, activated, arguments = norm.arguments["input"], norm.activated, (norm.numbers, norm.text)
     elif part.join is not None:
         x = part.join.args[0]
-        both = graph.call_function(normed_operators.rectified, (x,))
-        activated, rows = (graph.call_function(operator.getitem, (both, number)) for number in range(2))
-        arguments = (None, rows, "relu")
+        activated, arguments = graph.call_function(normed_operators.rectified, (x,)), (None, "relu")
     if x is not read and _is_layout(read):
         x, activated = (each and graph.call_method("contiguous", (each,), dict(read.kwargs)) for each in (x, activated))
     geometry = (list(each) if isinstance(each, tuple) else each for each in part.geometry)
@@ -453,14 +434,14 @@ def _write_norm(norm: Norm) -> None:
         else:
             both = graph.call_function(normed_operators.statistics, (x,))
             norm.statistics = [graph.call_function(operator.getitem, (both, number)) for number in range(2)]
-        numbers = graph.call_function(normed_operators.learning_norm, (*norm.statistics, _count(value), *rest))
+        numbers = graph.call_function(normed_operators.norm_numbers, (*norm.statistics, _count(value), *rest))
     else:
-        numbers = graph.call_function(normed_operators.frozen_norm, (*running, value.dtype, *rest))
+        numbers = graph.call_function(normed_operators.norm_numbers, (*running, 1, *rest))
     norm.numbers = [graph.call_function(operator.getitem, (numbers, number)) for number in range(3)]
+    if norm.is_prologue:
+        return
     if norm.consumers:
-        norm.table = graph.call_function(normed_operators.table, tuple(norm.numbers))
-        if not norm.is_prologue:
-            norm.activated = graph.call_function(normed_operators.activated, (x, norm.numbers, norm.text))
+        norm.activated = graph.call_function(normed_operators.activated, (x, norm.numbers, norm.text))
     else:
         result = graph.call_function(normed_operators.normalised, (x, *norm.numbers))
         result.meta = dict(norm.node.meta)
@@ -470,29 +451,21 @@ def _write_norm(norm: Norm) -> None:
 def _write_updates(norms: Sequence[Norm]) -> None:
     """Update running statistics, all of one momentum at once. Those of a module that the graph calls again, or whose
     buffers something else reads, are updated where the norm is."""
-    at_end: dict[Any, list[Norm]] = {}
+    groups: dict[Any, list[Norm]] = {}
     for norm in norms:
         given = norm.arguments
-        if not given["training"] or given["running_mean"] is None:
-            continue
-        alone = all(len(given[name].users) == 1 for name in ("running_mean", "running_var"))
-        if alone:
-            at_end.setdefault(given["momentum"], []).append(norm)
-        else:
-            _write_update(norm.node, [norm])
-    for group in at_end.values():
-        _write_update(group[-1].node, group)
-
-
-def _write_update(before: fx.Node, norms: Sequence[Norm]) -> None:
-    buffers, values = [], []
-    for norm in norms:
-        given = norm.arguments
-        count = _count(_value(given["input"]))
-        buffers += [given["running_mean"], given["running_var"]]
-        values += [(norm.statistics[0], 1), (norm.statistics[1], count - 1)]
-    with before.graph.inserting_before(before):
-        before.graph.call_function(normed_operators.update_running, (buffers, values, norms[0].arguments["momentum"]))
+        if given["training"] and given["running_mean"] is not None:
+            alone = all(len(given[name].users) == 1 for name in ("running_mean", "running_var"))
+            groups.setdefault(given["momentum"] if alone else norm, []).append(norm)
+    for group in groups.values():
+        buffers, values = [], []
+        for norm in group:
+            given = norm.arguments
+            buffers += [given["running_mean"], given["running_var"]]
+            values += [(norm.statistics[0], 1), (norm.statistics[1], _count(_value(given["input"])) - 1)]
+        graph, last_node = group[-1].node.graph, group[-1].node
+        with graph.inserting_before(last_node):
+            graph.call_function(normed_operators.update_running, (buffers, values, given["momentum"]))
 
 
 def _count(value: torch.Tensor) -> int:
