@@ -66,7 +66,7 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     source, target = (c, m) if problem.direction == "fwd" else (m, c)
     a, b = (source, source if problem.direction == "fwd" else c) if tiling.data else (m, c)
     half_a, half_b = (SHORT_ROW_FACTOR if bytes_of == 64 else 1 for bytes_of in (tiling.row_bytes, tiling.b_row_bytes))
-    copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)
+    copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b) / (1 + t.paired)
     copy_cycles = copied / COPY_BYTES_PER_CYCLE
     macs = t.bm * t.bn * t.bk / MACS * size / 2
     norm_cycles = NORM_CYCLES * t.bk * t.bm if t.norm_in_place else 0.0
@@ -92,7 +92,10 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         end = begin + tiling.tiles // len(tiling.phases)
         tiles = math.ceil(end / units) - math.ceil(begin / units)
         product = phase.slices / t.split * slice_of * (1 + SHARING_FACTOR * (t.resident - 1))
-        cycles += tiles * (product + tile_cycles / t.resident)
+        if t.turns:  # a tile leaves while the next one is multiplied, unless that takes longer
+            cycles += max(tiles * product + tile_cycles, -(-tiles // 2) * (product + tile_cycles))
+        else:
+            cycles += tiles * (product + tile_cycles / t.resident)
         begin = end
     bytes_moved = size * (
         math.prod(problem.x_shape) * read_share(problem) + sum(map(math.prod, (problem.w_shape, problem.y_shape)))
@@ -140,6 +143,8 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
         for bm, bn, resident, stages in _shapes(depth * problem.itemsize):
             base = TmaTile(bm, bn, bm // 64, 1, format_name, "wgmma", depth, stages, resident=resident,
                             block=64 if data else width, pixels=pixels, taps=taps)  # fmt: skip
+            turns = dataclasses.replace(base, wm=2, turns=True)
+            yield from (one for one in (turns,) if resident == 1 and TmaTiling(problem, one).misfit is None)
             fewer_stages = dataclasses.replace(base, stages=stages - 1)
             tile = next((each for each in (base, fewer_stages) if TmaTiling(problem, each).misfit is None), None)
             if tile is None:

@@ -12,6 +12,8 @@
 ## as further slices behind those of a tile's sum: 128 bytes of columns of all its rows, which results replace on their way out.
 ##
 ## bm, bn   tile of a work group; each group of four warps multiplies 64 rows by all columns
+## paired   two neighbouring work groups (a cluster) have the same columns: each copies half of B for both
+## turns    each of two groups of four warps has tiles of its own: one multiplies while the other's sums leave
 ## stages   slices in local memory
 ## split    parts of the sum over k, which end in the workspace
 ## fixup    work groups of this launch add them, 32 columns after 32 columns; see ``parts.cl.mako``
@@ -21,6 +23,7 @@
 ##
 ## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma.
 <%
+import itertools
 t, geo = tiling.tile, tiling.geometry
 phases, many = tiling.phases, len(tiling.phases) > 1
 deep = len(tiling.axes) > 2
@@ -28,9 +31,12 @@ empty = t.split > min(tiling.slices) or not min(tiling.slices)
 data = tiling.data
 stage_bytes, a_bytes, stages = tiling.stage_bytes, tiling.a_bytes, t.stages
 tensors = [("A", "a + A_AT"), ("B", "b + B_AT"), *((name.upper(), name) for name in tiling.read_behind if tiling.slices_behind)]
-rows = 64 * t.wm
 warps = t.wm * 4
-sums = t.frag_n * 4
+# The sums that a work item has of 64 rows, and blocks of 64 rows of a group of warps.
+sums, row_blocks = t.frag_n * 4, t.bm // 64 if t.turns else 1
+# The work items that have a tile together, the first of their warps, and their meeting.
+together, first_warp = (128, "wg * 4") if t.turns else (t.items, 0)
+meet = "turn_meets(wg)" if t.turns else f"warps_meet({t.items})"
 m_end = "PLACES" if data else "TARGET"
 unit = tiling.row_bytes
 columns = t.bn // 32
@@ -54,7 +60,11 @@ slice_table = stage_bytes if emulate else f"{tiling.tables_at} + (bar - bars) * 
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
-boxes = tiling.column_boxes
+# Of a pair of work groups each copies half of B's boxes, to both.
+paired = t.paired and not emulate
+boxes, copy_b, half_b = tiling.column_boxes, "COPY_BOX3", "0"
+if paired:
+    boxes, copy_b, half_b = boxes // 2, "COPY_BOX3_TO_BOTH", f"first % 2 * {boxes // 2}"
 box_bytes = tiling.b_box_bytes
 # Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
@@ -81,6 +91,9 @@ def first_of(axis):
     return of("first", axis) if many else "0"
 def numbers(phase):
     return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
+def release(bar, further=""):
+    """Statement: a warp has read a slice, which is told to both work groups of a pair."""
+    return f"if (lane < 2{further}) barrier_release_of({bar}, lane);" if paired else f"if (lane == 0{further}) barrier_release({bar});"
 def over(name, axis):
     """OpenCL expression: a variable divided by the phase's taps along an axis."""
     return f"{name} / {of('taps', axis)}" if many else f"DIVIDED({name}, {of('taps', axis)})"
@@ -100,10 +113,10 @@ def over(name, axis):
 constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
 % endif
 <%def name="tile_of()">\
-    uint rest = tile, next = DIVIDED(rest, N_TILES);
+    uint rest = tile${" / 2" if t.paired else ""}, next = DIVIDED(rest, N_TILES);
     const int n_tile = rest - next * N_TILES;
     rest = next, next = DIVIDED(rest, M_TILES);
-    const int m_tile = rest - next * M_TILES;
+    const int m_tile = ${"(rest - next * M_TILES) * 2 + tile % 2" if t.paired else "rest - next * M_TILES"};
 % if t.split > 1:
     rest = next, next = DIVIDED(rest, SPLIT);
     const int part = rest - next * SPLIT;
@@ -160,9 +173,11 @@ ${tap_of("int")}\
 % if tiling.transposed_weights:
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
-        COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, ${in_source}channel, full);
+        ${copy_b}(MAP_B, at + ${a_bytes} + (${half_b} + i) * ${box_bytes}, n0 + (${half_b} + i) * 64, kernel_tap, ${in_source}channel, full);
 % else:
-      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, ${in_group}n0, full);
+#pragma unroll
+      for (int i = 0; i < ${boxes}; ++i)
+        ${copy_b}(MAP_B, at + ${a_bytes} + (${half_b} + i) * ${box_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, ${in_group}n0 + (${half_b} + i) * ${t.bn // 2}, full);
 % endif
       if (++block == BLOCKS) {
         block = 0, ++tap;
@@ -278,14 +293,14 @@ ${multiply_normed(at)}\
         if (++norm_block == BLOCKS) norm_block = 0, ++norm_tap;
 % endif
 % else:
-% for k in range(unit // 32 if data else t.bk // 16):
-      WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
+% for k, i in itertools.product(range(unit // 32 if data else t.bk // 16), range(row_blocks)):
+      WGMMA(sum + ${i * sums}, ${at} + a_from + ${i * rows_bytes + k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
 % endif
 </%def>
 <%def name="rows_of(half)">\
 % for i in (0, 1):
-      const int result${i} = m0 + wg * 64 + warp % 4 * 16 + ${half * 8 + i * 4} + lane / 8;
+      const int result${i} = row0 + ${half * 8 + i * 4} + lane / 8;
 % if many:
       const int line${i} = DIVIDED(result${i}, COUNT_W), image${i} = DIVIDED(result${i}, PIXELS), column${i} = result${i} - line${i} * COUNT_W;
 % if deep:
@@ -336,7 +351,7 @@ ${columns_of(c, count, first)}\
 <%def name="weights_of_rows(half)">\
 % if summed and not slope:
       // The share and the weight of these rows, when they are merged with those before.
-      const int real_rows${half} = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
+      const int real_rows${half} = clamp(${m_end} - (row0 + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
       const float scale${half} = 1.0f / max(real_rows${half}, 1), share${half} = real_rows${half} / (float)max(before${half} + real_rows${half}, 1), weight${half} = before${half} * share${half};
 % endif
 </%def>
@@ -380,8 +395,10 @@ ${columns_of(c, count, first)}\
 % endfor
         }
 </%def>
-<%def name="write_columns(name, count, first)">\
+<%def name="write_columns(name, count, first, block='wg')">\
 <% chunks = -(-count * 8 // chunk) %>\
+    {
+    const int row0 = m0 + ${block} * 64 + warp % 4 * 16;
 % if behind:
 ${weights_of_rows(0)}\
 ${weights_of_rows(1)}\
@@ -417,7 +434,7 @@ ${sum_rows(half, c, first, count)}\
 % endif
         warp_meets();
 % if not emulate:
-        if (lane == 0) barrier_release(bar + 8);
+        ${release("bar + 8")}
 ${next_slice()}\
 % endif
       }
@@ -453,6 +470,7 @@ ${sum_rows(half, c, first, count)}\
     }
 % endfor
 % endif
+    }
 </%def>
 <%def name="next_slice()">\
         at += ${stage_bytes};
@@ -510,32 +528,33 @@ ${sum_rows(half, c, first, count)}\
 <%def name="leave_sums(first, count)">\
     // The warps' sums of each column are merged: means by their numbers of rows, squared distances about the common mean.
     if (lane == 0) rows_of_warps[warp] = warp_rows;
-    warps_meet(${t.items});
-    for (int c = tid; c < ${count}; c += ${t.items}) {
+    ${meet};
+    for (int c = tid${" % 128" if t.turns else ""}; c < ${count}; c += ${together}) {
       const int n = n0 + ${first} + c;
       if (n < TARGET${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
         const int row = ${"m_tile" if t.fixup else "same_columns ? DIVIDED(first, N_TILES) : m_tile"};
         global float *to = channel_parts + SUMS_AT + (long)(row${"" if not many else " + phase * M_TILES" if t.fixup else " + phase * (same_columns ? DIVIDED(step, N_TILES) : M_TILES)"}) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
-        local const float2 *of_warps = warp_sums + ${first} + c;
+        local const float2 *of_warps = warp_sums + ${first_warp} * ${t.bn} + ${first} + c;
+        local const int *rows_of = rows_of_warps + ${first_warp};
         float sum = 0, squares = 0;
 % if slope:
 #pragma unroll
-        for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, squares += of_warps[i * ${t.bn}].y;
+        for (int i = 0; i < ${together // 32}; ++i) sum += of_warps[i * ${t.bn}].x, squares += of_warps[i * ${t.bn}].y;
         to[0] = sum;
         to[TARGET_ALL] = squares;
 % else:
         const float origin = of_warps[0].x;
         int count = 0;
 #pragma unroll
-        for (int i = 0; i < ${warps}; ++i) {
-          count += rows_of_warps[i];
-          if (rows_of_warps[i] > 0) sum += rows_of_warps[i] * (of_warps[i * ${t.bn}].x - origin);
+        for (int i = 0; i < ${together // 32}; ++i) {
+          count += rows_of[i];
+          if (rows_of[i] > 0) sum += rows_of[i] * (of_warps[i * ${t.bn}].x - origin);
         }
         const float mean = sum / count;
 #pragma unroll
-        for (int i = 0; i < ${warps}; ++i) {
+        for (int i = 0; i < ${together // 32}; ++i) {
           const float delta = of_warps[i * ${t.bn}].x - origin - mean;
-          if (rows_of_warps[i] > 0) squares += fma(rows_of_warps[i] * delta, delta, of_warps[i * ${t.bn}].y);
+          if (rows_of[i] > 0) squares += fma(rows_of[i] * delta, delta, of_warps[i * ${t.bn}].y);
         }
         to[0] = count;
         to[TARGET_ALL] = origin + mean;
@@ -543,7 +562,7 @@ ${sum_rows(half, c, first, count)}\
 % endif
       }
     }
-    warps_meet(${t.items});
+    ${meet};
     warp_rows = 0;
 </%def>\
 <%def name="write_sums()">\
@@ -579,7 +598,9 @@ ${leave_sums("block * 32", 32)}\
       if (!polls) break;
     }
 % else:
-${write_columns("sum", t.frag_n, 0)}\
+% for i in range(row_blocks):
+${write_columns(f"(sum + {i * sums})", t.frag_n, 0, i if t.turns else "wg")}\
+% endfor
 % if summed:
     const uint next_tile = tile + step, next_row = DIVIDED(next_tile, N_TILES);
     if (!same_columns | next_tile >= TILES${f" || DIVIDED(next_row, M_TILES) != {'phase * GROUPS + group' if many and grouped else 'phase' if many else 'group'}" if many or grouped else ""}) {
@@ -623,7 +644,7 @@ inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${wor
 }
 % endif
 % if not emulate:
-kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
+kernel __attribute__((reqd_work_group_size(${t.items + tiling.copying_items}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
@@ -642,13 +663,16 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
       barrier_init(bars + i * 16, 1);
-      barrier_init(bars + i * 16 + 8, ${warps});
+      barrier_init(bars + i * 16 + 8, ${(4 if t.turns else warps) * (2 if paired else 1)});
     }
     barriers_visible();
   }
-  barrier(CLK_LOCAL_MEM_FENCE);
-  if (warp == ${warps}) {
-    if (lane == 0) {
+  ${"pair_meets()" if paired else "barrier(CLK_LOCAL_MEM_FENCE)"};
+  if (warp >= ${warps}) {
+% if tiling.moves_registers:
+    REGISTERS_SHRINK(40);
+% endif
+    if (warp == ${warps} & lane == 0) {
       global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${tiling.maps_each});
 % for i, word in enumerate(words):
       maps[${i}] = ${word};
@@ -671,7 +695,7 @@ ${first_copies()}\
 % if in_place:
 ${bytes_of_table(f"SOURCE - block * {t.bk}")}\
 % endif
-          barrier_expect(full, ${a_bytes + boxes * box_bytes}${" + 3 * table_bytes" if in_place else ""});
+          barrier_expect(full, ${a_bytes + tiling.column_boxes * box_bytes}${" + 3 * table_bytes" if in_place else ""});
 % if in_place:
 ${copy_table(f"{in_source}block * {t.bk}")}\
 % endif
@@ -693,14 +717,29 @@ ${next_slice()}\
       }
     }
   } else {
+% if tiling.moves_registers:
+    REGISTERS_GROW(232);
+% endif
     const int wg = warp / 4;
-    const uint a_from = wg * ${rows_bytes};
+    const uint a_from = ${0 if t.turns else f"wg * {rows_bytes}"};
+% if t.turns:
+    // Each group is a work group of its own, but for slices.
+    const int first = get_group_id(0) + wg * get_num_groups(0), step = get_num_groups(0) * 2;
+% endif
 ${begin_sums()}\
     uint at = 0, bar = bars, parity = 0;
-    float sum[${sums}];
+    float sum[${sums * row_blocks}];
 #pragma unroll
-    for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+    for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
+% if t.turns:
+    // Tiles are copied one after another, whoever multiplies them: ``slot`` is a tile's first slice of all.
+    for (int tile = first, slot = wg * SLICES; tile < TILES; tile += step, slot += 2 * SLICES) {
+      at = slot % ${stages} * ${stage_bytes}, bar = bars + slot % ${stages} * 16, parity = slot / ${stages} & 1;
+      // The other group has seen its last slice: a barrier's parity tells one of two passes through the slices.
+      if (slot > 0) turn_begins(wg);
+% else:
     for (int tile = first; tile < TILES; tile += step) {
+% endif
 ${tile_of()}\
       uint last = 0;
       int add = 0;
@@ -712,28 +751,36 @@ ${tile_of()}\
 ${rows_of_norm()}\
       for (int left = end - begin; left > 0; --left) {
         barrier_wait(bar, parity);
+% if t.turns:
+        if (left == 1 & tile + step / 2 < TILES) turn_ends(wg);
+% endif
 % if in_place:
 ${multiply("at")}\
         // The slice before was waited for by the last step.
-        if (lane == 0 & add) barrier_release(last);
+        ${release("last", " & add")}
 % else:
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
         if (add) {
           WGMMA_WAIT(1);
-          if (lane == 0) barrier_release(last);
+          ${release("last")}
         }
 % endif
         add = 1;
         last = bar + 8;
 ${next_slice()}\
       }
-      wgmma_finish(sum);
-      if (lane == 0${" & add" if empty else ""}) barrier_release(last);
+% for i in range(row_blocks):
+      wgmma_finish(sum + ${i * sums});
+% endfor
+      ${release("last", " & add" if empty else "")}
 ${write_sums()}\
     }
   }
+% if paired:
+  pair_meets();  // the other work group's copies and warps have come
+% endif
 }
 % else:
 kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
@@ -751,14 +798,14 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   SCRATCH(${t.items});
 % endif
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
-  const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
+  const uint a_from = ${0 if t.turns else f"wg * {rows_bytes}"}, at = 0, full = 0;
   const int first = get_group_id(0), step = get_num_groups(0);
   local int word[1], *shared = word;
 ${begin_sums()}\
 % for name, tensor in tensors:
   global const void *MAP_${name} = ${tensor};
 % endfor
-  float sum[${sums}];
+  float sum[${sums * row_blocks}];
   for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
 ${rows_of_norm()}\
@@ -778,7 +825,7 @@ ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
     if (begin == end) {
-      for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+      for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
     }
 ${write_sums()}\
   }

@@ -50,6 +50,10 @@ class TmaTile(Tile):
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
     pixels: int = 1
     """Consecutive pixels that count as one pixel of the product; see ``rewriting.folds``."""
+    turns: bool = False
+    """Whether each of two groups of four warps has tiles of its own: one multiplies while the other's sums leave."""
+    paired: bool = False
+    """Whether two neighbouring work groups, a cluster, copy half of the weights each, for both."""
     taps: int = 0
     """Channels of the rewritten source, which are taps along w (``rewriting.gathers``); 0 if it is not rewritten."""
 
@@ -106,6 +110,7 @@ class TmaTiling(Tiling):
         # Columns of the product are target channels, or whole blocks of source channels of every tap.
         self.n_tiles = -(-(geo.m if data else volume * self.blocks * self.block) // t.bn)
         self.m_tiles = -(-(self.n_places if data else geo.m) // t.bm)
+        self.m_tiles += t.paired and self.m_tiles % 2  # the last one's rows are outside
         # sums: tiles of results; tiles: their parts, ``split`` for each.
         self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)
         self.tiles = self.sums * t.split
@@ -118,7 +123,12 @@ class TmaTiling(Tiling):
         # slices_behind: whether the copy engine brings what the epilogue reads, in slices from which results leave.
         # Otherwise eight rows of each warp's results on their way out, and of what is read, lie behind the slices. Then
         # come each warp's sums of the columns, and its rows.
-        self.slices_behind = self.data and bool(self.read_behind) and not t.fixup
+        self.slices_behind = self.data and bool(self.read_behind) and not (t.fixup or t.turns)
+        # Sums of a work item; with more than a launch's equal registers hold, copying warps hand theirs over.
+        self.lane_sums = t.bm * t.bn // 128 if t.turns else t.bn // 2
+        beside = max(40, SUMS_REGISTERS[p.masked][0] * self.summed)
+        self.moves_registers = t.turns and self.lane_sums + beside > 168
+        self.copying_items = 128 if self.moves_registers else 32
         # Results replace what is added to them.
         self.areas = len(self.read_behind) + (set(self.read_behind) <= {"saved"})
         self.row_pitch = 40 if self.partial or size == 4 else 36
@@ -168,12 +178,13 @@ class TmaTiling(Tiling):
 
     def groups(self, units: int) -> int:
         """Work groups of the launch on a device of ``units`` multiprocessors; each computes many tiles."""
-        return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
+        groups = min(self.tiles, units * self.tile.resident, MAX_GROUPS)
+        return groups - (self.tile.paired and groups % 2)
 
     def sums_rows(self, units: int) -> int:
         """The parts of a channel whose sums the product leaves on a device of ``units`` multiprocessors: one for each
         work group whose tiles all have the same columns, or one for each tile."""
-        groups = self.groups(units)
+        groups = self.groups(units) * (1 + self.tile.turns)
         same_columns = not self.tile.fixup and groups % self.n_tiles == 0 and self.m_tiles * self.n_tiles >= groups
         return (groups // self.n_tiles if same_columns else self.m_tiles) * len(self.phases)
 
@@ -222,7 +233,8 @@ class TmaTiling(Tiling):
         sizes = (problem.ic // problem.g, math.prod(self.geometry.kernel), problem.oc)
         if self.rewritten_weights:
             sizes = (problem.oc // problem.g, sizes[1], problem.ic)
-        box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
+        rows = t.bn // 2 if t.paired else min(t.bn, self.geometry.m)
+        box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, rows)
         return Tiled(problem.dtype, sizes, box)
 
     @functools.cached_property
@@ -245,14 +257,15 @@ class TmaTiling(Tiling):
         """Boxes per K-slice of B; columns beyond the last are not copied."""
         if not self.data:
             return self.tile.bn // self.block
-        return -(-min(self.tile.bn, self.geometry.m) // BOX_COLUMNS) if self.transposed_weights else 1
+        columns = min(self.tile.bn, self.geometry.m)
+        return -(-columns // BOX_COLUMNS) if self.transposed_weights else 1 + self.tile.paired
 
     @property
     def b_box_bytes(self) -> int:
         """Bytes of one box of B."""
         if not self.data:
             return BOX_COLUMNS * self.b_row_bytes
-        return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.geometry.m) * self.row_bytes
+        return self.tile.bk * 128 if self.transposed_weights else self.other.box[-1] * self.row_bytes
 
     @property
     def misfit(self) -> str | None:
@@ -283,8 +296,12 @@ class TmaTiling(Tiling):
 
     def _misfit_of_tile(self) -> str | None:
         t = self.tile
-        if t.bm != t.wm * 64 or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.window:
+        if t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.window:
             return "64 rows a group of warps, columns in multiples of 32"
+        if (t.turns or t.paired) and (not self.data or t.split > 1 or len(self.phases) > 1 or t.norm_in_place):
+            return "turns and pairs of whole sums of one phase, without a norm in place"
+        if t.paired and (self.geometry.m < t.bn or self.column_boxes % 2 or self.summed):
+            return "pairs of work groups with halves of the weights' boxes, without sums of channels"
         if self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes:
             return "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
@@ -298,17 +315,18 @@ class TmaTiling(Tiling):
             return "whole sums of folded pixels"
         if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS):
             return "more parts than slices, or than work groups count"
-        if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
-            return "more sums than registers"
         if t.norm_in_place and (not self.problem.normalised or not self.data or len(self.axes) > 2):
             return "a norm of x of two axes, forward"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
-        registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
-        if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
-            return "more sums than registers"
-        if self.slices_behind and t.resident == 1 and t.bn // 2 + BEHIND_REGISTERS > registers:
-            return "more sums than registers"
-        if t.norm_in_place and t.bn // 2 + NORM_REGISTERS > registers:
+        registers = 232 if self.moves_registers else 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
+        beside = (
+            40 * self.moves_registers,
+            SUMS_REGISTERS[self.problem.masked][t.resident > 1] * self.summed,
+            BEHIND_REGISTERS * (self.slices_behind and t.resident == 1),
+            NORM_REGISTERS * t.norm_in_place,
+        )
+        least = 65536 // (t.items + 32) // t.resident
+        if t.bn // 2 + 46 > least or (max(beside) and self.lane_sums + max(beside) > registers):
             return "more sums than registers"
         if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
             return "more work groups than local memory"
@@ -319,7 +337,7 @@ def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
     """The numbers that ``product.cl.mako`` names, of NumPy's integer types."""
     geo, t, phase = tiling.geometry, tiling.tile, tiling.phases[0]
     ints = {
-        "TILES": tiling.tiles, "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles, "SPLIT": t.split,
+        "TILES": tiling.tiles, "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles >> t.paired, "SPLIT": t.split,
         "GROUPS": geo.groups, "SLICES": phase.slices, "BLOCKS": tiling.blocks, "TAPS": phase.volume,
         "LAST_BOX": phase.volume * tiling.blocks - 1,
         "SOURCE": geo.c, "SOURCE_ALL": geo.c * geo.groups, "TARGET": geo.m, "TARGET_ALL": geo.m * geo.groups,
