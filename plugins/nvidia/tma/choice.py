@@ -143,8 +143,6 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
         for bm, bn, resident, stages in _shapes(depth * problem.itemsize):
             base = TmaTile(bm, bn, bm // 64, 1, format_name, "wgmma", depth, stages, resident=resident,
                             block=64 if data else width, pixels=pixels, taps=taps)  # fmt: skip
-            turns = dataclasses.replace(base, wm=2, turns=True)
-            yield from (one for one in (turns,) if resident == 1 and TmaTiling(problem, one).misfit is None)
             fewer_stages = dataclasses.replace(base, stages=stages - 1)
             tile = next((each for each in (base, fewer_stages) if TmaTiling(problem, each).misfit is None), None)
             if tile is None:
