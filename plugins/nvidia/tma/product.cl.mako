@@ -300,7 +300,7 @@ ${multiply_normed(at)}\
 </%def>
 <%def name="rows_of(half)">\
 % for i in (0, 1):
-      const int result${i} = row0 + ${half * 8 + i * 4} + lane / 8;
+      const int result${i} = from_row + ${half * 8 + i * 4} + lane / 8;
 % if many:
       const int line${i} = DIVIDED(result${i}, COUNT_W), image${i} = DIVIDED(result${i}, PIXELS), column${i} = result${i} - line${i} * COUNT_W;
 % if deep:
@@ -351,7 +351,7 @@ ${columns_of(c, count, first)}\
 <%def name="weights_of_rows(half)">\
 % if summed and not slope:
       // The share and the weight of these rows, when they are merged with those before.
-      const int real_rows${half} = clamp(${m_end} - (row0 + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
+      const int real_rows${half} = clamp(${m_end} - (from_row + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
       const float scale${half} = 1.0f / max(real_rows${half}, 1), share${half} = real_rows${half} / (float)max(before${half} + real_rows${half}, 1), weight${half} = before${half} * share${half};
 % endif
 </%def>
@@ -398,7 +398,7 @@ ${columns_of(c, count, first)}\
 <%def name="write_columns(name, count, first, block='wg')">\
 <% chunks = -(-count * 8 // chunk) %>\
     {
-    const int row0 = m0 + ${block} * 64 + warp % 4 * 16;
+    const int from_row = m0 + ${block} * 64 + warp % 4 * 16;
 % if behind:
 ${weights_of_rows(0)}\
 ${weights_of_rows(1)}\

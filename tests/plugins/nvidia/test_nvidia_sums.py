@@ -55,6 +55,10 @@ CASES = [
     ("bwd_data_f32_tf32_nhwc_mb2ic72ih7iw5oc40kh3ph1sh2sw2+norm(relu)+sums", "tma", {"bk": 32}),
     ("fwd_f16_nhwc_mb9ic16ih9iw9oc128kh1+sums", "tma", {}),  # the tiles of a work group have the same columns
     ("fwd_bf16_nhwc_mb5ic16ih9iw9oc136kh1+sums", "tma", {}),  # they have not
+    ("fwd_f16_nhwc_mb9ic16ih9iw9oc128kh1+sums", "tma", {"wm": 2, "turns": True}),
+    ("fwd_bf16_nhwc_mb5ic16ih9iw9oc136kh1+sums", "tma", {"bm": 128, "wm": 2, "turns": True}),
+    ("bwd_data_f16_nhwc_mb2ic72ih6iw5oc24kh3ph1+residual+norm(relu)+sums", "tma",
+     {"bn": 128, "wm": 2, "turns": True}),
     ("bwd_weights_f16_nhwc_mb2ic16ih6iw5oc24kh3ph1+norm(relu)", "tma", {}),
     ("fwd_bf16_nhwc_mb2ic72ih6iw5oc40kh3ph1sw2+norm(leaky_relu(0.5))", "tma", {"norm_in_place": True}),
     ("bwd_weights_bf16_nhwc_mb4ic64ih7iw9oc80kh3kw1ph1pw0g2+norm(relu)", "tma",
@@ -187,6 +191,9 @@ def text_of(problem: ConvProblem, engine: str, config: dict) -> str:
         ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+sums", "tma", {"bm": 64, "bn": 128, "wm": 1, "resident": 2, "stages": 3}),
         ("bwd_data_f16_nhwc_mb64ic256ih56oc64kh1+residual+norm(relu)+sums", "tma", {"bm": 128, "bn": 128, "wm": 2}),
         ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+sums", "tma", {"bm": 128, "bn": 192, "wm": 2}),
+        ("fwd_f16_nhwc_mb64ic64ih56oc256kh1+residual+sums", "tma", {"bm": 128, "bn": 128, "wm": 2, "turns": True}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc64kh1+residual+norm(relu)+sums", "tma",
+         {"bm": 64, "bn": 256, "wm": 2, "turns": True}),
         ("fwd_f16_nhwc_mb64ic256ih56oc160kh3ph1+norm(relu)+sums", "tma",
          {"bm": 128, "bn": 160, "wm": 2, "norm_in_place": True}),
         ("bwd_data_f16_nhwc_mb64ic1024ih14oc256kh1+residual+norm(relu)+sums", "tma", {"bm": 128, "bn": 224, "wm": 2}),

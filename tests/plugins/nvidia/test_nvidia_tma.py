@@ -54,7 +54,7 @@ CASES = [
     ("bwd_data_bf16_nhwc_mb2ic72ih5iw5oc40kh3ph1+bias+accumulate", {"split": 2, "fixup": True}),
     # groups of warps that take turns, with tiles of one and of two blocks of rows
     ("fwd_f16_nhwc_mb2ic72ih6iw7oc136kh3ph1+bias+residual+relu", {"wm": 2, "turns": True}),
-    ("bwd_data_bf16_nhwc_mb3ic136ih6iw9oc40kh3ph1+accumulate", {"bm": 128, "bn": 96, "wm": 2, "turns": True}),
+    ("bwd_data_bf16_nhwc_mb3ic136ih6iw9oc40kh3ph1+accumulate", {"bm": 128, "bn": 128, "wm": 2, "turns": True}),
     ("fwd_f32_tf32_nhwc_mb2ic48ih9iw9oc72kh3ph1+bias", {"bm": 192, "bn": 32, "bk": 32, "wm": 2, "turns": True}),
     # pairs of work groups, also of an odd number of tiles along the places
     ("fwd_f16_nhwc_mb3ic40ih6iw7oc136kh3ph1+bias+residual", {"paired": True}),
