@@ -56,7 +56,7 @@ def at_word(row, word):
     """OpenCL expression: a word of one of a warp's eight rows in an area."""
     return f"({row}) * 32 + (({word}) ^ ({row}) * 4)" if behind else f"({row}) * {pitch} + {word}"
 in_place, tables = t.norm_in_place, tiling.table_columns
-slice_table = stage_bytes if emulate else f"{tiling.tables_at} + (bar - bars) * {tiling.table_bytes // 16}"
+slice_table = f"{tiling.tables_at} + {0 if emulate else '(bar - bars)'} * {tiling.table_bytes // 16}"
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
@@ -643,12 +643,10 @@ inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${wor
   return v;
 }
 % endif
-% if not emulate:
-kernel __attribute__((reqd_work_group_size(${t.items + tiling.copying_items}, 1, 1)))
+kernel __attribute__((reqd_work_group_size(${t.items + (0 if emulate else tiling.copying_items)}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
-  const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
@@ -659,6 +657,8 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
   local int *rows_of_warps = (local int *)(memory + ${tiling.sums_at + warps * t.bn * 8});
 % endif
+% if not emulate:
+  const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   if (tid == 0) {
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
@@ -781,26 +781,12 @@ ${write_sums()}\
 % if paired:
   pair_meets();  // the other work group's copies and warps have come
 % endif
-}
 % else:
-kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
-  local uint4 area[${(stage_bytes + tiling.table_bytes) // 16}] __attribute__((aligned(1024)));
-% if not behind:
-  local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
-% endif
-% if summed:
-  local float2 warp_sums[${warps * t.bn}];
-  local int rows_of_warps[${warps}];
-% endif
-  local uchar *memory = (local uchar *)area;
 % if in_place:
   SCRATCH(${t.items});
 % endif
-  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
+  const int wg = warp / 4;
   const uint a_from = ${0 if t.turns else f"wg * {rows_bytes}"}, at = 0, full = 0;
-  const int first = get_group_id(0), step = get_num_groups(0);
-  local int word[1], *shared = word;
 ${begin_sums()}\
 % for name, tensor in tensors:
   global const void *MAP_${name} = ${tensor};
@@ -829,5 +815,5 @@ ${multiply("at")}\
     }
 ${write_sums()}\
   }
-}
 % endif
+}
