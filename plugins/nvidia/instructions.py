@@ -117,8 +117,6 @@ def for_hopper(ptx: str) -> str:
         target = re.search(r"(?m)^\s*\.target.*$", ptx)
         raise BuildFailed(f"expected PTX for sm_90, got {target[0].strip() if target else 'no target'}", ptx[:2000])
     text = "a".join(ptx[begin:end] for begin, end in itertools.pairwise([0, *targets, len(ptx)]))
-    if "multicast::cluster" in text:
-        text = re.sub(r"(\.reqntid [^\n]*)", r"\1\n.reqnctapercluster 2, 1, 1", text)
     return text.replace(MARK, "")
 
 

@@ -243,15 +243,15 @@ inline void map_visible(global ulong *map) {
   asm volatile("//@fence.proxy.tensormap::generic.release.gpu;\n"
                "//@fence.proxy.tensormap::generic.acquire.gpu [%0], 128;\n" ::"l"(map) : "memory");
 }
-<%def name="copier(name, kind, coordinates, offsets, both=False)">\
+<%def name="copier(name, kind, coordinates, offsets)">\
 <%
 args = ["ulong map", "uint to"] + [f"int c{i}" for i in range(coordinates)] + [f"int o{i}" for i in range(offsets)] + ["uint bar"]
 c = ", ".join(f"%{3 + i}" for i in range(coordinates))
 o = ", {" + ", ".join(f"%{3 + coordinates + i}" for i in range(offsets)) + "}" if offsets else ""
-given = ", ".join([f'"r"(c{i})' for i in range(coordinates)] + [f'"h"((ushort)o{i})' for i in range(offsets)] + ['"h"((ushort)3)'] * both)
+given = ", ".join([f'"r"(c{i})' for i in range(coordinates)] + [f'"h"((ushort)o{i})' for i in range(offsets)])
 %>\
 inline void ${name}(${", ".join(args)}) {
-  asm volatile("//@cp.async.bulk.tensor.${coordinates}d.shared::cluster.global.${kind}.mbarrier::complete_tx::bytes${".multicast::cluster" if both else ""} [%0], [%1, {${c}}], [%2]${o}${f", %{3 + coordinates + offsets}" if both else ""};\n"
+  asm volatile("//@cp.async.bulk.tensor.${coordinates}d.shared::cluster.global.${kind}.mbarrier::complete_tx::bytes [%0], [%1, {${c}}], [%2]${o};\n"
                ::"r"(to), "l"(map), "r"(bar), ${given} : "memory");
 }
 </%def>\
@@ -259,7 +259,6 @@ ${copier("copy_im2col", "im2col", 4, 2)}\
 ${copier("copy_im2col3", "im2col", 5, 3)}\
 ${copier("copy_box2", "tile", 2, 0)}\
 ${copier("copy_box3", "tile", 3, 0)}\
-${copier("copy_box3_to_both", "tile", 3, 0, True)}\
 ${copier("copy_box4", "tile", 4, 0)}\
 // ``bytes`` neighbouring ones, a multiple of 16.
 inline void copy_run(uint to, global const void *from, int bytes, uint bar) {
@@ -272,18 +271,6 @@ inline void copy_run(uint to, global const void *from, int bytes, uint bar) {
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box2(map, base + (to), c0, c1, bar)
 #define COPY_BOX4(map, to, c0, c1, c2, c3, bar) copy_box4(map, base + (to), c0, c1, c2, c3, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
-#define COPY_BOX3_TO_BOTH(map, to, c0, c1, c2, bar) copy_box3_to_both(map, base + (to), c0, c1, c2, bar)
-
-// --- a cluster of two work groups, 0 and 1
-// All work items of both meet; what they did to barriers is seen.
-inline void pair_meets() {
-  asm volatile("//@barrier.cluster.arrive.release;\n//@barrier.cluster.wait.acquire;\n" ::: "memory");
-}
-// ``barrier_release`` of the barrier of work group ``number``.
-inline void barrier_release_of(uint bar, int number) {
-  asm volatile("{\n//@.reg .b32 there;\n//@mapa.shared::cluster.u32 there, %0, %1;\n//@mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}\n"
-               ::"r"(bar), "r"(number) : "memory");
-}
 
 // Of two groups of four warps that take turns: the group waits for its turn; it lets the other one begin.
 inline void turn_begins(int group) { asm volatile("bar.sync %0, 256;" ::"r"(group + 2) : "memory"); }

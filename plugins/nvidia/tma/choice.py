@@ -66,7 +66,7 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     source, target = (c, m) if problem.direction == "fwd" else (m, c)
     a, b = (source, source if problem.direction == "fwd" else c) if tiling.data else (m, c)
     half_a, half_b = (SHORT_ROW_FACTOR if bytes_of == 64 else 1 for bytes_of in (tiling.row_bytes, tiling.b_row_bytes))
-    copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b) / (1 + t.paired)
+    copied = tiling.a_bytes * half_a * _unaligned(a) + tiling.b_bytes * half_b * _unaligned(b)
     copy_cycles = copied / COPY_BYTES_PER_CYCLE
     macs = t.bm * t.bn * t.bk / MACS * size / 2
     norm_cycles = NORM_CYCLES * t.bk * t.bm if t.norm_in_place else 0.0

@@ -12,7 +12,6 @@
 ## as further slices behind those of a tile's sum: 128 bytes of columns of all its rows, which results replace on their way out.
 ##
 ## bm, bn   tile of a work group; each group of four warps multiplies 64 rows by all columns
-## paired   two neighbouring work groups (a cluster) have the same columns: each copies half of B for both
 ## turns    each of two groups of four warps has tiles of its own: one multiplies while the other's sums leave
 ## stages   slices in local memory
 ## split    parts of the sum over k, which end in the workspace
@@ -60,11 +59,7 @@ slice_table = f"{tiling.tables_at} + {0 if emulate else '(bar - bars)'} * {tilin
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
-# Of a pair of work groups each copies half of B's boxes, to both.
-paired = t.paired and not emulate
-boxes, copy_b, half_b = tiling.column_boxes, "COPY_BOX3", "0"
-if paired:
-    boxes, copy_b, half_b = boxes // 2, "COPY_BOX3_TO_BOTH", f"first % 2 * {boxes // 2}"
+boxes = tiling.column_boxes
 box_bytes = tiling.b_box_bytes
 # Boxes that are outside are slow, all work groups' together: the last tile's columns begin earlier, and are not written twice.
 ragged = data and geo.m > t.bn and geo.m % t.bn
@@ -91,9 +86,6 @@ def first_of(axis):
     return of("first", axis) if many else "0"
 def numbers(phase):
     return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
-def release(bar, further=""):
-    """Statement: a warp has read a slice, which is told to both work groups of a pair."""
-    return f"if (lane < 2{further}) barrier_release_of({bar}, lane);" if paired else f"if (lane == 0{further}) barrier_release({bar});"
 def over(name, axis):
     """OpenCL expression: a variable divided by the phase's taps along an axis."""
     return f"{name} / {of('taps', axis)}" if many else f"DIVIDED({name}, {of('taps', axis)})"
@@ -113,10 +105,10 @@ def over(name, axis):
 constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phases for n in numbers(phase))}};
 % endif
 <%def name="tile_of()">\
-    uint rest = tile${" / 2" if t.paired else ""}, next = DIVIDED(rest, N_TILES);
+    uint rest = tile, next = DIVIDED(rest, N_TILES);
     const int n_tile = rest - next * N_TILES;
     rest = next, next = DIVIDED(rest, M_TILES);
-    const int m_tile = ${"(rest - next * M_TILES) * 2 + tile % 2" if t.paired else "rest - next * M_TILES"};
+    const int m_tile = rest - next * M_TILES;
 % if t.split > 1:
     rest = next, next = DIVIDED(rest, SPLIT);
     const int part = rest - next * SPLIT;
@@ -173,11 +165,9 @@ ${tap_of("int")}\
 % if tiling.transposed_weights:
 #pragma unroll
       for (int i = 0; i < ${boxes}; ++i)
-        ${copy_b}(MAP_B, at + ${a_bytes} + (${half_b} + i) * ${box_bytes}, n0 + (${half_b} + i) * 64, kernel_tap, ${in_source}channel, full);
+        COPY_BOX3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, n0 + i * 64, kernel_tap, ${in_source}channel, full);
 % else:
-#pragma unroll
-      for (int i = 0; i < ${boxes}; ++i)
-        ${copy_b}(MAP_B, at + ${a_bytes} + (${half_b} + i) * ${box_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, ${in_group}n0 + (${half_b} + i) * ${t.bn // 2}, full);
+      COPY_BOX3(MAP_B, at + ${a_bytes}, channel, ${"kernel_tap" if tiling.rewritten_weights else "tap"}, ${in_group}n0, full);
 % endif
       if (++block == BLOCKS) {
         block = 0, ++tap;
@@ -434,7 +424,7 @@ ${sum_rows(half, c, first, count)}\
 % endif
         warp_meets();
 % if not emulate:
-        ${release("bar + 8")}
+        if (lane == 0) barrier_release(bar + 8);
 ${next_slice()}\
 % endif
       }
@@ -663,11 +653,11 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
       barrier_init(bars + i * 16, 1);
-      barrier_init(bars + i * 16 + 8, ${(4 if t.turns else warps) * (2 if paired else 1)});
+      barrier_init(bars + i * 16 + 8, ${together // 32});
     }
     barriers_visible();
   }
-  ${"pair_meets()" if paired else "barrier(CLK_LOCAL_MEM_FENCE)"};
+  barrier(CLK_LOCAL_MEM_FENCE);
   if (warp >= ${warps}) {
 % if tiling.moves_registers:
     REGISTERS_SHRINK(40);
@@ -695,7 +685,7 @@ ${first_copies()}\
 % if in_place:
 ${bytes_of_table(f"SOURCE - block * {t.bk}")}\
 % endif
-          barrier_expect(full, ${a_bytes + tiling.column_boxes * box_bytes}${" + 3 * table_bytes" if in_place else ""});
+          barrier_expect(full, ${a_bytes + boxes * box_bytes}${" + 3 * table_bytes" if in_place else ""});
 % if in_place:
 ${copy_table(f"{in_source}block * {t.bk}")}\
 % endif
@@ -757,14 +747,14 @@ ${rows_of_norm()}\
 % if in_place:
 ${multiply("at")}\
         // The slice before was waited for by the last step.
-        ${release("last", " & add")}
+        if (lane == 0 & add) barrier_release(last);
 % else:
         WGMMA_BEGIN();
 ${multiply("at")}\
         WGMMA_COMMIT();
         if (add) {
           WGMMA_WAIT(1);
-          ${release("last")}
+          if (lane == 0) barrier_release(last);
         }
 % endif
         add = 1;
@@ -774,13 +764,10 @@ ${next_slice()}\
 % for i in range(row_blocks):
       wgmma_finish(sum + ${i * sums});
 % endfor
-      ${release("last", " & add" if empty else "")}
+      if (lane == 0${" & add" if empty else ""}) barrier_release(last);
 ${write_sums()}\
     }
   }
-% if paired:
-  pair_meets();  // the other work group's copies and warps have come
-% endif
 % else:
 % if in_place:
   SCRATCH(${t.items});

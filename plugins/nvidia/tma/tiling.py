@@ -52,8 +52,6 @@ class TmaTile(Tile):
     """Consecutive pixels that count as one pixel of the product; see ``rewriting.folds``."""
     turns: bool = False
     """Whether each of two groups of four warps has tiles of its own: one multiplies while the other's sums leave."""
-    paired: bool = False
-    """Whether two neighbouring work groups, a cluster, copy half of the weights each, for both."""
     taps: int = 0
     """Channels of the rewritten source, which are taps along w (``rewriting.gathers``); 0 if it is not rewritten."""
 
@@ -110,7 +108,6 @@ class TmaTiling(Tiling):
         # Columns of the product are target channels, or whole blocks of source channels of every tap.
         self.n_tiles = -(-(geo.m if data else volume * self.blocks * self.block) // t.bn)
         self.m_tiles = -(-(self.n_places if data else geo.m) // t.bm)
-        self.m_tiles += t.paired and self.m_tiles % 2  # the last one's rows are outside
         # sums: tiles of results; tiles: their parts, ``split`` for each.
         self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)
         self.tiles = self.sums * t.split
@@ -178,8 +175,7 @@ class TmaTiling(Tiling):
 
     def groups(self, units: int) -> int:
         """Work groups of the launch on a device of ``units`` multiprocessors; each computes many tiles."""
-        groups = min(self.tiles, units * self.tile.resident, MAX_GROUPS)
-        return groups - (self.tile.paired and groups % 2)
+        return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
 
     def sums_rows(self, units: int) -> int:
         """The parts of a channel whose sums the product leaves on a device of ``units`` multiprocessors: one for each
@@ -233,8 +229,7 @@ class TmaTiling(Tiling):
         sizes = (problem.ic // problem.g, math.prod(self.geometry.kernel), problem.oc)
         if self.rewritten_weights:
             sizes = (problem.oc // problem.g, sizes[1], problem.ic)
-        rows = t.bn // 2 if t.paired else min(t.bn, self.geometry.m)
-        box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, rows)
+        box = (BOX_COLUMNS, 1, t.bk) if self.transposed_weights else (t.bk, 1, min(t.bn, self.geometry.m))
         return Tiled(problem.dtype, sizes, box)
 
     @functools.cached_property
@@ -257,8 +252,7 @@ class TmaTiling(Tiling):
         """Boxes per K-slice of B; columns beyond the last are not copied."""
         if not self.data:
             return self.tile.bn // self.block
-        columns = min(self.tile.bn, self.geometry.m)
-        return -(-columns // BOX_COLUMNS) if self.transposed_weights else 1 + self.tile.paired
+        return -(-min(self.tile.bn, self.geometry.m) // BOX_COLUMNS) if self.transposed_weights else 1
 
     @property
     def b_box_bytes(self) -> int:
@@ -298,10 +292,8 @@ class TmaTiling(Tiling):
         t = self.tile
         if t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.window:
             return "64 rows a group of warps, columns in multiples of 32"
-        if (t.turns or t.paired) and (not self.data or t.split > 1 or len(self.phases) > 1 or t.norm_in_place):
-            return "turns and pairs of whole sums of one phase, without a norm in place"
-        if t.paired and (self.geometry.m < t.bn or self.column_boxes % 2 or self.summed):
-            return "pairs of work groups with halves of the weights' boxes, without sums of channels"
+        if t.turns and (not self.data or t.split > 1 or len(self.phases) > 1 or t.norm_in_place):
+            return "turns of whole sums of one phase, without a norm in place"
         if self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes:
             return "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
@@ -337,7 +329,7 @@ def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
     """The numbers that ``product.cl.mako`` names, of NumPy's integer types."""
     geo, t, phase = tiling.geometry, tiling.tile, tiling.phases[0]
     ints = {
-        "TILES": tiling.tiles, "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles >> t.paired, "SPLIT": t.split,
+        "TILES": tiling.tiles, "N_TILES": tiling.n_tiles, "M_TILES": tiling.m_tiles, "SPLIT": t.split,
         "GROUPS": geo.groups, "SLICES": phase.slices, "BLOCKS": tiling.blocks, "TAPS": phase.volume,
         "LAST_BOX": phase.volume * tiling.blocks - 1,
         "SOURCE": geo.c, "SOURCE_ALL": geo.c * geo.groups, "TARGET": geo.m, "TARGET_ALL": geo.m * geo.groups,
