@@ -81,9 +81,10 @@ def of(name, axis=0):
         step = geo.out_step[axis]
         return f"((TARGET_{'DHW'[axis]} + {step - 1} - {of('first', axis)}) / {step})"
     return f"PHASES[phase * 13 + {1 + 3 * FIELDS.index(name) + axis}]"
-def first_of(axis):
-    """The first pixel that the tile's phase writes along an axis."""
-    return of("first", axis) if many else "0"
+def gather(tensor, to, channel, offsets, copy="COPY_IM2COL"):
+    """Statement: copies a box of a map from the place (image, d, h, w) on, of pixels that lie (d, h, w) from it."""
+    place, offsets = (["w", "h", "d"], offsets[::-1]) if deep else (["w", "h"], offsets[:0:-1])
+    return f"{copy}{'3' if deep else ''}({', '.join([tensor, to, channel, *place, 'image', *offsets, 'full'])});"
 def numbers(phase):
     return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
 def over(name, axis):
@@ -129,12 +130,12 @@ constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phas
     const int begin = 0, end = ${of("slices")};
 % endif
 </%def>
-<%def name="start_of(place)">\
+<%def name="start_of(place, steps=('STEP_D + LOW_D', 'STEP_H + LOW_H', 'STEP_W + LOW_W'))">\
       const int from = ${place}, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
 % if deep:
-      const int frame = DIVIDED(line, COUNT_H), d = frame * STEP_D + LOW_D;
+      const int frame = DIVIDED(line, COUNT_H), d = frame * ${steps[0]};
 % endif
-      const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * STEP_H + LOW_H, w = (pixel - line * COUNT_W) * STEP_W + LOW_W;
+      const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * ${steps[1]}, w = (pixel - line * COUNT_W) * ${steps[2]};
 </%def>
 <%def name="tap_of(kind)">\
 % if deep:
@@ -154,11 +155,7 @@ ${tap_of("int")}\
 <%def name="copies()">\
 % if data:
       const int channel = block * ${t.bk};
-% if deep:
-      COPY_IM2COL3(MAP_A, at, ${in_source}channel, w, h, d, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, ${of("offset", 0)} + kz * SPREAD_D, full);
-% else:
-      COPY_IM2COL(MAP_A, at, ${in_source}channel, w, h, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, full);
-% endif
+      ${gather("MAP_A", "at", f"{in_source}channel", [f"{of('offset', axis)} + k{'zyx'[axis]} * SPREAD_{'DHW'[axis]}" for axis in range(3)])}
 % if tiling.transposed_weights or tiling.rewritten_weights:
       const int kernel_tap = (${f"(kz * TAP_STEP_D + {of('tap0', 0)}) * KERNEL_H + " if deep else ""}ky * TAP_STEP_H + ${of('tap0', 1)}) * KERNEL_W + kx * TAP_STEP_W + ${of('tap0', 2)};
 % endif
@@ -185,11 +182,7 @@ ${start_of("slice * 64")}\
       for (int i = 0; i < ${boxes}; ++i) {
         const int q = min(n0 / ${tiling.block} + i, LAST_BOX), tap = DIVIDED(q, BLOCKS);
 ${tap_of("const int")}\
-% if deep:
-        COPY_IM2COL3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, d, image, kx * SPREAD_W, ky * SPREAD_H, kz * SPREAD_D, full);
-% else:
-        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, image, kx * SPREAD_W, ky * SPREAD_H, full);
-% endif
+        ${gather("MAP_B", f"at + {a_bytes} + i * {box_bytes}", f"{in_source}(q - tap * BLOCKS) * {tiling.block}", [f"k{'zyx'[axis]} * SPREAD_{'DHW'[axis]}" for axis in range(3)])}
       }
 % endif
 </%def>
@@ -207,17 +200,9 @@ ${tap_of("const int")}\
 % if tables:
 ${copy_table(f"{in_group}n0 + slice * {chunk}")}\
 % endif
-        const int from = m0, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
-% if deep:
-        const int frame = DIVIDED(line, COUNT_H), d = frame * ${geo.out_step[0]};
-% endif
-        const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * ${geo.out_step[1]}, w = (pixel - line * COUNT_W) * ${geo.out_step[2]};
+${start_of("m0", geo.out_step)}\
 % for i, name in enumerate(reads):
-% if deep:
-        COPY_BEHIND3(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, d, image, ${first_of(2)}, ${first_of(1)}, ${first_of(0)}, full);
-% else:
-        COPY_BEHIND(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, image, ${first_of(2)}, ${first_of(1)}, full);
-% endif
+        ${gather(f"MAP_{name.upper()}", f"at + {i * area * 4}", f"{in_group}n0 + slice * {chunk}", [of("first", axis) if many else "0" for axis in range(3)], "COPY_BEHIND")}
 % endfor
       }
 </%def>\
@@ -660,7 +645,7 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   barrier(CLK_LOCAL_MEM_FENCE);
   if (warp >= ${warps}) {
 % if tiling.moves_registers:
-    REGISTERS_SHRINK(40);
+    REGISTERS_SHRINK(${tiling.moves_registers[0]});
 % endif
     if (warp == ${warps} & lane == 0) {
       global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${tiling.maps_each});
@@ -708,7 +693,7 @@ ${next_slice()}\
     }
   } else {
 % if tiling.moves_registers:
-    REGISTERS_GROW(232);
+    REGISTERS_GROW(${tiling.moves_registers[1]});
 % endif
     const int wg = warp / 4;
     const uint a_from = ${0 if t.turns else f"wg * {rows_bytes}"};

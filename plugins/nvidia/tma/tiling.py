@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ BEHIND_REGISTERS = 36
 NORM_REGISTERS = 88
 """Registers, beside those of the product's sums, of a main loop that normalises the rows of A in registers. Of eight
 tiles compiled for sm_90a, with sums of channels."""
+MOVED_REGISTERS = (40, 232)
+"""Registers of a work item of warps that copy, which hand theirs over, and of warps that multiply."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ class TmaTiling(Tiling):
         # Sums of a work item; with more than a launch's equal registers hold, copying warps hand theirs over.
         self.lane_sums = t.bm * t.bn // 128 if t.turns else t.bn // 2
         beside = max(40, SUMS_REGISTERS[p.masked][0] * self.summed)
-        self.moves_registers = t.turns and self.lane_sums + beside > 168
+        self.moves_registers = MOVED_REGISTERS if t.turns and self.lane_sums + beside > 168 else ()
         self.copying_items = 128 if self.moves_registers else 32
         # Results replace what is added to them.
         self.areas = len(self.read_behind) + (set(self.read_behind) <= {"saved"})
@@ -263,66 +266,56 @@ class TmaTiling(Tiling):
 
     @property
     def misfit(self) -> str | None:
-        return self._misfit_of_problem() or self._misfit_of_tile()
+        return next((reason for is_violated, reason in self._faults() if is_violated), None)
 
-    def _misfit_of_problem(self) -> str | None:
-        problem, geo = self.problem, self.geometry
-        if problem.layout != "nhwc" or self.format.name != "native":
-            return "16-bit numbers, or float32 ones for TF32, channels last"
-        if self.format.tf32 and not self.data:
-            return "forward and data gradient of float32 numbers"
-        if geo.fold or geo.stacked:
-            return "eight source channels or more"
-        if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block):
-            return f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
-        if self.problem.normalised and self.tile.taps:
-            return "first layers without a norm"
-        if not any(phase.volume for phase in geo.phases) or not self.n_places:
-            return "nothing is summed"
-        box, ndim = self.gathered, len(self.axes)
+    def _faults(self) -> Iterator[tuple[Any, str]]:
+        """(whether the problem or the tile violates a limit, the limit), each where those before are kept."""
+        problem, geo, t, ndim = self.problem, self.geometry, self.tile, len(self.axes)
+        is_native = problem.layout == "nhwc" and self.format.name == "native"
+        yield not is_native, "16-bit numbers, or float32 ones for TF32, channels last"
+        yield self.format.tf32 and not self.data, "forward and data gradient of float32 numbers"
+        yield geo.fold or geo.stacked, "eight source channels or more"
+        blocks = f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
+        yield geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block), blocks
+        yield problem.normalised and t.taps, "first layers without a norm"
+        yield not any(phase.volume for phase in geo.phases) or not self.n_places, "nothing is summed"
+        box = self.gathered
         corners = (*box.lower, *box.upper)
-        if min(corners) < NEAREST_CORNER[ndim] or max(corners) > FARTHEST_CORNER[ndim]:
-            return "padding beyond a map's reach"
+        is_far = min(corners) < NEAREST_CORNER[ndim] or max(corners) > FARTHEST_CORNER[ndim]
+        yield is_far, "padding beyond a map's reach"
         max_offset = max(max(self._reads(axis, True)) - self.low[axis] for axis in self.axes)
-        if max_offset > MAX_OFFSET[ndim] or max(box.step) > MAX_STEP:
-            return "taps or steps beyond a map's reach"
-        return None
+        yield max_offset > MAX_OFFSET[ndim] or max(box.step) > MAX_STEP, "taps or steps beyond a map's reach"
 
-    def _misfit_of_tile(self) -> str | None:
-        t = self.tile
-        if t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.window:
-            return "64 rows a group of warps, columns in multiples of 32"
-        if t.turns and (not self.data or t.split > 1 or len(self.phases) > 1 or t.norm_in_place):
-            return "turns of whole sums of one phase, without a norm in place"
-        if self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes:
-            return "slices 64 deep, or channels of 64 or 128 bytes"
+        is_cut = t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.window
+        yield is_cut or t.bn % 32 or t.bn > 256, "64 rows a group of warps, columns in multiples of 32"
+        parted = not self.data or t.split > 1 or len(self.phases) > 1 or t.norm_in_place
+        yield t.turns and parted, "turns of whole sums of one phase, without a norm in place"
+        is_short = self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes
+        yield is_short, "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
-        if t.block not in (32, BOX_COLUMNS) or (boxed and t.bn * 2 % self.b_row_bytes):
-            return "blocks of columns do not fit the tile"
-        if self.slices_behind and self.areas * t.bm * 128 > self.stage_bytes:
-            return "more of what the epilogue reads than a slice holds"
-        if self.local_bytes + ALIGNMENT > LOCAL_LIMIT:
-            return f"{self.local_bytes} bytes of local memory"
-        if t.split > 1 and t.pixels > 1:
-            return "whole sums of folded pixels"
-        if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS):
-            return "more parts than slices, or than work groups count"
-        if t.norm_in_place and (not self.problem.normalised or not self.data or len(self.axes) > 2):
-            return "a norm of x of two axes, forward"
+        has_rest = boxed and t.bn * 2 % self.b_row_bytes
+        yield t.block not in (32, BOX_COLUMNS) or has_rest, "blocks of columns do not fit the tile"
+        is_full = self.slices_behind and self.areas * t.bm * 128 > self.stage_bytes
+        yield is_full, "more of what the epilogue reads than a slice holds"
+        yield self.local_bytes + ALIGNMENT > LOCAL_LIMIT, f"{self.local_bytes} bytes of local memory"
+        yield t.split > 1 and t.pixels > 1, "whole sums of folded pixels"
+        uncounted = t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS)
+        yield uncounted, "more parts than slices, or than work groups count"
+        unnormed = not problem.normalised or not self.data or ndim > 2
+        yield t.norm_in_place and unnormed, "a norm of x of two axes, forward"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
-        registers = 232 if self.moves_registers else 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
+        equal = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
+        registers = MOVED_REGISTERS[1] if self.moves_registers else equal
         beside = (
-            40 * self.moves_registers,
-            SUMS_REGISTERS[self.problem.masked][t.resident > 1] * self.summed,
+            40 * bool(self.moves_registers),
+            SUMS_REGISTERS[problem.masked][t.resident > 1] * self.summed,
             BEHIND_REGISTERS * (self.slices_behind and t.resident == 1),
             NORM_REGISTERS * t.norm_in_place,
         )
-        least = 65536 // (t.items + 32) // t.resident
-        if t.bn // 2 + 46 > least or (max(beside) and self.lane_sums + max(beside) > registers):
-            return "more sums than registers"
-        if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
-            return "more work groups than local memory"
-        return None
+        is_large = t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident
+        yield is_large or (max(beside) and self.lane_sums + max(beside) > registers), "more sums than registers"
+        crowded = t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024
+        yield crowded, "more work groups than local memory"
 
 
 def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
