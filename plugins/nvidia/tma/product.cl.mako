@@ -70,6 +70,7 @@ in_source = "group * SOURCE + " if grouped else ""
 in_group = "group * TARGET + " if grouped else ""
 sbo_a, sbo_b = 8 * unit, 8 * tiling.b_row_bytes
 k_a, k_b = (32 if data else 2048), (16 * tiling.b_row_bytes if tiling.transposed_weights or not data else 32)
+slices_of_other = "PHASES[DIVIDED(other, PHASE_TILES) * 13] * BLOCKS" if many else "SLICES"
 FIELDS = ("taps", "tap0", "offset", "first")
 def of(name, axis=0):
     """A number of the tile's phase, along (d, h, w)."""
@@ -707,11 +708,13 @@ ${begin_sums()}\
 #pragma unroll
     for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
 % if t.turns:
-    // Tiles are copied one after another, whoever multiplies them: ``slot`` is a tile's first slice of all.
-    for (int tile = first, slot = wg * SLICES; tile < TILES; tile += step, slot += 2 * SLICES) {
+    // Tiles are copied one after another, whoever multiplies them: ``slot`` is a tile's first slice of all, ``other`` the
+    // other group's tile before it.
+    uint other = get_group_id(0);
+    for (int tile = first, slot = wg * ${slices_of_other}; tile < TILES; tile += step) {
       at = slot % ${stages} * ${stage_bytes}, bar = bars + slot % ${stages} * 16, parity = slot / ${stages} & 1;
       // The other group has seen its last slice: a barrier's parity tells one of two passes through the slices.
-      if (slot > 0) turn_begins(wg);
+      if (tile >= step / 2) turn_begins(wg);
 % else:
     for (int tile = first; tile < TILES; tile += step) {
 % endif
@@ -721,7 +724,10 @@ ${tile_of()}\
 % if t.fixup or empty or not data:
       // Nothing of the last tile's sums stays alive while parts are added, or while columns of weights are computed.
 #pragma unroll
-      for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+      for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
+% endif
+% if t.turns and empty:
+      if (begin == end & tile + step / 2 < TILES) turn_ends(wg);
 % endif
 ${rows_of_norm()}\
       for (int left = end - begin; left > 0; --left) {
@@ -751,6 +757,10 @@ ${next_slice()}\
 % endfor
       if (lane == 0${" & add" if empty else ""}) barrier_release(last);
 ${write_sums()}\
+% if t.turns:
+      other = min(tile + step / 2, TILES - 1);
+      slot += end - begin + ${slices_of_other};
+% endif
     }
   }
 % else:

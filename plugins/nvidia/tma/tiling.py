@@ -288,8 +288,8 @@ class TmaTiling(Tiling):
 
         is_cut = t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.window
         yield is_cut or t.bn % 32 or t.bn > 256, "64 rows a group of warps, columns in multiples of 32"
-        parted = not self.data or t.split > 1 or len(self.phases) > 1 or t.norm_in_place
-        yield t.turns and parted, "turns of whole sums of one phase, without a norm in place"
+        parted = not self.data or t.split > 1 or t.norm_in_place
+        yield t.turns and parted, "turns of whole sums, without a norm in place"
         is_short = self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes
         yield is_short, "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
@@ -327,7 +327,7 @@ def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
         "LAST_BOX": phase.volume * tiling.blocks - 1,
         "SOURCE": geo.c, "SOURCE_ALL": geo.c * geo.groups, "TARGET": geo.m, "TARGET_ALL": geo.m * geo.groups,
         "CHANNELS": geo.m // t.pixels, "COLUMNS": tiling.n, "PLACES": tiling.n_places,
-        "PIXELS": math.prod(tiling.count),
+        "PIXELS": math.prod(tiling.count), "PHASE_TILES": tiling.sums // len(tiling.phases),
     }  # fmt: skip
     for number, axis in enumerate("DHW"):
         of_axis = {

@@ -57,7 +57,7 @@ CASES = [
     ("fwd_bf16_nhwc_mb5ic16ih9iw9oc136kh1+sums", "tma", {}),  # they have not
     ("fwd_f16_nhwc_mb9ic16ih9iw9oc128kh1+sums", "tma", {"wm": 2, "turns": True}),
     ("fwd_bf16_nhwc_mb5ic16ih9iw9oc136kh1+sums", "tma", {"bm": 128, "wm": 2, "turns": True}),
-    ("bwd_data_f16_nhwc_mb2ic72ih6iw5oc24kh3ph1+residual+norm(relu)+sums", "tma",
+    ("bwd_data_f16_nhwc_mb2ic72ih6iw5oc24kh3ph1sh2sw2+residual+norm(relu)+sums", "tma",
      {"bn": 128, "wm": 2, "turns": True}),
     ("bwd_weights_f16_nhwc_mb2ic16ih6iw5oc24kh3ph1+norm(relu)", "tma", {}),
     ("fwd_bf16_nhwc_mb2ic72ih6iw5oc40kh3ph1sw2+norm(leaky_relu(0.5))", "tma", {"norm_in_place": True}),
