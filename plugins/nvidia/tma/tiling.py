@@ -126,7 +126,7 @@ class TmaTiling(Tiling):
         self.slices_behind = self.data and bool(self.read_behind) and not (t.fixup or t.turns)
         # Sums of a work item; with more than a launch's equal registers hold, copying warps hand theirs over.
         self.lane_sums = t.bm * t.bn // 128 if t.turns else t.bn // 2
-        beside = max(40, SUMS_REGISTERS[p.masked][0] * self.summed)
+        beside = max(40, SUMS_REGISTERS[False][0] * self.summed)
         self.moves_registers = MOVED_REGISTERS if t.turns and self.lane_sums + beside > 168 else ()
         self.copying_items = 128 if self.moves_registers else 32
         # Results replace what is added to them.
