@@ -275,8 +275,6 @@ inline void copy_run(uint to, global const void *from, int bytes, uint bar) {
 // Of two groups of four warps that take turns: the group waits for its turn; it lets the other one begin.
 inline void turn_begins(int group) { asm volatile("bar.sync %0, 256;" ::"r"(group + 2) : "memory"); }
 inline void turn_ends(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(3 - group) : "memory"); }
-// Waits for the group's other warps.
-inline void turn_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 4) : "memory"); }
 
 // Waits for the lanes of a warp.
 inline void warp_meets() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }

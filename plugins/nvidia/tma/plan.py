@@ -108,6 +108,6 @@ class TmaPlan(NvidiaPlan):
         operands = [a, b, "workspace", *(["workspace"] if tiling.partial else written(tiling.problem))]
         operands += (["workspace"] if tiling.summed else []) + (["norm"] if tiling.tile.norm_in_place else [])
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
-        items = tiling.tile.items + (0 if self._emulate else tiling.copying_items)
-        groups = tiling.groups(context.devices[0].max_compute_units) << (self._emulate and tiling.tile.turns)
+        items = tiling.tile.items + (0 if self._emulate else 32)
+        groups = tiling.groups(context.devices[0].max_compute_units)
         return Launch(program, "product", (groups * items,), (items,), [*operands, *arguments], names=OPERANDS)

@@ -18,7 +18,7 @@
 ## fixup    work groups of this launch add them, 32 columns after 32 columns; see ``parts.cl.mako``
 ##
 ## A name in capitals is a number of the geometry (``numbers`` of ``tiling.py``), which is an argument of the kernel. Compiled
-## are the tile, and what of a geometry decides code: axes that are guarded, a ragged last tile, and the taps of phases.
+## are the tile, and what of a geometry decides code: blocks of channels that are not full, a ragged last tile, and the taps of phases.
 ##
 ## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma.
 <%
@@ -33,9 +33,6 @@ tensors = [("A", "a + A_AT"), ("B", "b + B_AT"), *((name.upper(), name) for name
 warps = t.wm * 4
 # The sums that a work item has of 64 rows, and blocks of 64 rows of a group of warps.
 sums, row_blocks = t.frag_n * 4, t.bm // 64 if t.turns else 1
-# The work items that have a tile together, the first of their warps, and their meeting.
-together, first_warp = (128, "wg * 4") if t.turns else (t.items, 0)
-meet = "turn_meets(wg)" if t.turns else f"warps_meet({t.items})"
 m_end = "PLACES" if data else "TARGET"
 unit = tiling.row_bytes
 columns = t.bn // 32
@@ -70,7 +67,6 @@ in_source = "group * SOURCE + " if grouped else ""
 in_group = "group * TARGET + " if grouped else ""
 sbo_a, sbo_b = 8 * unit, 8 * tiling.b_row_bytes
 k_a, k_b = (32 if data else 2048), (16 * tiling.b_row_bytes if tiling.transposed_weights or not data else 32)
-slices_of_other = "PHASES[DIVIDED(other, PHASE_TILES) * 13] * BLOCKS" if many else "SLICES"
 FIELDS = ("taps", "tap0", "offset", "first")
 def of(name, axis=0):
     """A number of the tile's phase, along (d, h, w)."""
@@ -210,37 +206,23 @@ ${start_of("m0", geo.out_step)}\
 <%
 # x is A's rows, of which a warp loads its own into registers, normalises them there and multiplies from there.
 steps_k = unit // 32
-guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
-% if geo.c % t.bk or guarded:
-      int norm_tap = DIVIDED(begin, BLOCKS), norm_block = begin - norm_tap * BLOCKS;
+% if geo.c % t.bk:
+      int norm_block = begin - DIVIDED(begin, BLOCKS) * BLOCKS;
 % endif
       const uint norm_from = a_from + (warp % 4 * 16 + lane % 16) * ${unit};
-% if guarded:
-      // The source pixel that tap 0 reads for each of a lane's two rows.
-% for i in (0, 1):
-      const int norm_place${i} = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${i * 8}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
-      const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H + ${of("offset", 1)}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W + ${of("offset", 2)};
-% endfor
-% endif
 % endif
 </%def>\
 <%def name="multiply_normed(at)">\
-% for i in (0, 1) if guarded else ():
-<%
-inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
-%>\
-        const uint norm_inside${i} = ${" & ".join(inside_of_x)} ? 0xffffffffu : 0;
-% endfor
 % if geo.c % t.bk:
         const int norm_c = norm_block * ${t.bk} + lane % 4 * ${of_word};
 % endif
         local const float *norm_table = (local const float *)(memory + ${slice_table}) + lane % 4 * ${of_word};
 % for k in range(steps_k):
         {
-          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows; what is outside of the source stays 0.
+          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows.
           uint x[4];
 <% of_step, apart, number = (16, 8, "float2") if tiling.itemsize == 2 else (8, 4, "float") %>\
 % for i in (0, 1):
@@ -251,7 +233,7 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
           WGMMA_WAIT(${steps_k - 1});
           LDMATRIX(x, ${at} + norm_from + ((${2 * k} + lane / 16) ^ ${"lane % 8" if unit == 128 else "lane / 2 % 4"}) * 16);
 % for i in range(4):
-          x[${i}] = ${f"norm_inside{i % 2} & " if guarded else ""}${f"-(uint)(norm_c + {k * of_step + i // 2 * apart} < SOURCE) & " if geo.c % t.bk else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
+          x[${i}] = ${f"-(uint)(norm_c + {k * of_step + i // 2 * apart} < SOURCE) & " if geo.c % t.bk else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
 % endfor
           WGMMA_BEGIN();
           WGMMA_ROWS(sum, x, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
@@ -261,12 +243,9 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
 </%def>\
 <%def name="multiply(at)">\
 % if in_place:
-% if guarded:
-        const int norm_ky = ${over("norm_tap", 2)}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps", 2)}) * SPREAD_W;
-% endif
 ${multiply_normed(at)}\
-% if geo.c % t.bk or guarded:
-        if (++norm_block == BLOCKS) norm_block = 0, ++norm_tap;
+% if geo.c % t.bk:
+        if (++norm_block == BLOCKS) norm_block = 0;
 % endif
 % else:
 % for k, i in itertools.product(range(unit // 32 if data else t.bk // 16), range(row_blocks)):
@@ -504,33 +483,32 @@ ${sum_rows(half, c, first, count)}\
 <%def name="leave_sums(first, count)">\
     // The warps' sums of each column are merged: means by their numbers of rows, squared distances about the common mean.
     if (lane == 0) rows_of_warps[warp] = warp_rows;
-    ${meet};
-    for (int c = tid${" % 128" if t.turns else ""}; c < ${count}; c += ${together}) {
+    warps_meet(${t.items});
+    for (int c = tid; c < ${count}; c += ${t.items}) {
       const int n = n0 + ${first} + c;
       if (n < TARGET${f" & n >= n_tile * {t.bn}" if ragged else ""}) {
         const int row = ${"m_tile" if t.fixup else "same_columns ? DIVIDED(first, N_TILES) : m_tile"};
         global float *to = channel_parts + SUMS_AT + (long)(row${"" if not many else " + phase * M_TILES" if t.fixup else " + phase * (same_columns ? DIVIDED(step, N_TILES) : M_TILES)"}) * (${2 if slope else 3} * TARGET_ALL) + ${in_group}n;
-        local const float2 *of_warps = warp_sums + ${first_warp} * ${t.bn} + ${first} + c;
-        local const int *rows_of = rows_of_warps + ${first_warp};
+        local const float2 *of_warps = warp_sums + ${first} + c;
         float sum = 0, squares = 0;
 % if slope:
 #pragma unroll
-        for (int i = 0; i < ${together // 32}; ++i) sum += of_warps[i * ${t.bn}].x, squares += of_warps[i * ${t.bn}].y;
+        for (int i = 0; i < ${warps}; ++i) sum += of_warps[i * ${t.bn}].x, squares += of_warps[i * ${t.bn}].y;
         to[0] = sum;
         to[TARGET_ALL] = squares;
 % else:
         const float origin = of_warps[0].x;
         int count = 0;
 #pragma unroll
-        for (int i = 0; i < ${together // 32}; ++i) {
-          count += rows_of[i];
-          if (rows_of[i] > 0) sum += rows_of[i] * (of_warps[i * ${t.bn}].x - origin);
+        for (int i = 0; i < ${warps}; ++i) {
+          count += rows_of_warps[i];
+          if (rows_of_warps[i] > 0) sum += rows_of_warps[i] * (of_warps[i * ${t.bn}].x - origin);
         }
         const float mean = sum / count;
 #pragma unroll
-        for (int i = 0; i < ${together // 32}; ++i) {
+        for (int i = 0; i < ${warps}; ++i) {
           const float delta = of_warps[i * ${t.bn}].x - origin - mean;
-          if (rows_of[i] > 0) squares += fma(rows_of[i] * delta, delta, of_warps[i * ${t.bn}].y);
+          if (rows_of_warps[i] > 0) squares += fma(rows_of_warps[i] * delta, delta, of_warps[i * ${t.bn}].y);
         }
         to[0] = count;
         to[TARGET_ALL] = origin + mean;
@@ -538,7 +516,7 @@ ${sum_rows(half, c, first, count)}\
 % endif
       }
     }
-    ${meet};
+    warps_meet(${t.items});
     warp_rows = 0;
 </%def>\
 <%def name="write_sums()">\
@@ -619,7 +597,7 @@ inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${wor
   return v;
 }
 % endif
-kernel __attribute__((reqd_work_group_size(${t.items + (0 if emulate else tiling.copying_items)}, 1, 1)))
+kernel __attribute__((reqd_work_group_size(${t.items + (0 if emulate else 32)}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
@@ -639,16 +617,13 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
       barrier_init(bars + i * 16, 1);
-      barrier_init(bars + i * 16 + 8, ${together // 32});
+      barrier_init(bars + i * 16 + 8, ${4 if t.turns else warps});
     }
     barriers_visible();
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  if (warp >= ${warps}) {
-% if tiling.moves_registers:
-    REGISTERS_SHRINK(${tiling.moves_registers[0]});
-% endif
-    if (warp == ${warps} & lane == 0) {
+  if (warp == ${warps}) {
+    if (lane == 0) {
       global ulong *maps = (global ulong *)(workspace + MAPS_AT + get_group_id(0) * ${tiling.maps_each});
 % for i, word in enumerate(words):
       maps[${i}] = ${word};
@@ -693,28 +668,19 @@ ${next_slice()}\
       }
     }
   } else {
-% if tiling.moves_registers:
-    REGISTERS_GROW(${tiling.moves_registers[1]});
-% endif
     const int wg = warp / 4;
     const uint a_from = ${0 if t.turns else f"wg * {rows_bytes}"};
-% if t.turns:
-    // Each group is a work group of its own, but for slices.
-    const int first = get_group_id(0) + wg * get_num_groups(0), step = get_num_groups(0) * 2;
-% endif
 ${begin_sums()}\
     uint at = 0, bar = bars, parity = 0;
     float sum[${sums * row_blocks}];
 #pragma unroll
     for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
 % if t.turns:
-    // Tiles are copied one after another, whoever multiplies them: ``slot`` is a tile's first slice of all, ``other`` the
-    // other group's tile before it.
-    uint other = get_group_id(0);
-    for (int tile = first, slot = wg * ${slices_of_other}; tile < TILES; tile += step) {
+    // Tiles are copied one after another, whoever multiplies them: ``slot`` is a tile's first slice of all.
+    for (int tile = first + wg * step, slot = wg * SLICES; tile < TILES; tile += step * 2, slot += SLICES * 2) {
       at = slot % ${stages} * ${stage_bytes}, bar = bars + slot % ${stages} * 16, parity = slot / ${stages} & 1;
       // The other group has seen its last slice: a barrier's parity tells one of two passes through the slices.
-      if (tile >= step / 2) turn_begins(wg);
+      if (slot > 0) turn_begins(wg);
 % else:
     for (int tile = first; tile < TILES; tile += step) {
 % endif
@@ -726,14 +692,11 @@ ${tile_of()}\
 #pragma unroll
       for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
 % endif
-% if t.turns and empty:
-      if (begin == end & tile + step / 2 < TILES) turn_ends(wg);
-% endif
 ${rows_of_norm()}\
       for (int left = end - begin; left > 0; --left) {
         barrier_wait(bar, parity);
 % if t.turns:
-        if (left == 1 & tile + step / 2 < TILES) turn_ends(wg);
+        if (left == 1 & tile + step < TILES) turn_ends(wg);
 % endif
 % if in_place:
 ${multiply("at")}\
@@ -757,10 +720,6 @@ ${next_slice()}\
 % endfor
       if (lane == 0${" & add" if empty else ""}) barrier_release(last);
 ${write_sums()}\
-% if t.turns:
-      other = min(tile + step / 2, TILES - 1);
-      slot += end - begin + ${slices_of_other};
-% endif
     }
   }
 % else:

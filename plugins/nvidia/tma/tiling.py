@@ -33,11 +33,11 @@ second are those that it takes if only a work group's size limits it, as where s
 
 BEHIND_REGISTERS = 36
 """The same of tiles whose epilogue reads tensors, of five tiles."""
+MAX_TURN = 128 * 128
+"""Most results of a tile that a group of four warps has in registers."""
 NORM_REGISTERS = 88
 """Registers, beside those of the product's sums, of a main loop that normalises the rows of A in registers. Of eight
 tiles compiled for sm_90a, with sums of channels."""
-MOVED_REGISTERS = (40, 232)
-"""Registers of a work item of warps that copy, which hand theirs over, and of warps that multiply."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,7 @@ class TmaTiling(Tiling):
         # slices_behind: whether the copy engine brings what the epilogue reads, in slices from which results leave.
         # Otherwise eight rows of each warp's results on their way out, and of what is read, lie behind the slices. Then
         # come each warp's sums of the columns, and its rows.
-        self.slices_behind = self.data and bool(self.read_behind) and not (t.fixup or t.turns)
-        # Sums of a work item; with more than a launch's equal registers hold, copying warps hand theirs over.
-        self.lane_sums = t.bm * t.bn // 128 if t.turns else t.bn // 2
-        beside = max(40, SUMS_REGISTERS[False][0] * self.summed)
-        self.moves_registers = MOVED_REGISTERS if t.turns and self.lane_sums + beside > 168 else ()
-        self.copying_items = 128 if self.moves_registers else 32
+        self.slices_behind = self.data and bool(self.read_behind) and not t.fixup
         # Results replace what is added to them.
         self.areas = len(self.read_behind) + (set(self.read_behind) <= {"saved"})
         self.row_pitch = 40 if self.partial or size == 4 else 36
@@ -183,7 +178,7 @@ class TmaTiling(Tiling):
     def sums_rows(self, units: int) -> int:
         """The parts of a channel whose sums the product leaves on a device of ``units`` multiprocessors: one for each
         work group whose tiles all have the same columns, or one for each tile."""
-        groups = self.groups(units) * (1 + self.tile.turns)
+        groups = self.groups(units)
         same_columns = not self.tile.fixup and groups % self.n_tiles == 0 and self.m_tiles * self.n_tiles >= groups
         return (groups // self.n_tiles if same_columns else self.m_tiles) * len(self.phases)
 
@@ -288,8 +283,9 @@ class TmaTiling(Tiling):
 
         is_cut = t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.window
         yield is_cut or t.bn % 32 or t.bn > 256, "64 rows a group of warps, columns in multiples of 32"
-        parted = not self.data or t.split > 1 or t.norm_in_place
-        yield t.turns and parted, "turns of whole sums, without a norm in place"
+        is_plain = self.data and t.split == 1 and len(self.phases) == 1 and not (problem.sums or self.read_behind)
+        turns = is_plain and t.bm * t.bn <= MAX_TURN and not t.norm_in_place
+        yield t.turns and not turns, "turns of small tiles, of whole sums to which nothing is added but a bias"
         is_short = self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes
         yield is_short, "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
@@ -301,19 +297,18 @@ class TmaTiling(Tiling):
         yield t.split > 1 and t.pixels > 1, "whole sums of folded pixels"
         uncounted = t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS)
         yield uncounted, "more parts than slices, or than work groups count"
-        unnormed = not problem.normalised or not self.data or ndim > 2
-        yield t.norm_in_place and unnormed, "a norm of x of two axes, forward"
+        # With padding a launch that normalises x before was faster (3x3 of 128 channels at 28x28: 35 us for 45).
+        unnormed = not problem.normalised or not self.data or ndim > 2 or any(geo.guarded)
+        yield t.norm_in_place and unnormed, "a norm in place of x of two axes without padding, forward"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
-        equal = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
-        registers = MOVED_REGISTERS[1] if self.moves_registers else equal
+        registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
         beside = (
-            40 * bool(self.moves_registers),
             SUMS_REGISTERS[problem.masked][t.resident > 1] * self.summed,
             BEHIND_REGISTERS * (self.slices_behind and t.resident == 1),
             NORM_REGISTERS * t.norm_in_place,
         )
         is_large = t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident
-        yield is_large or (max(beside) and self.lane_sums + max(beside) > registers), "more sums than registers"
+        yield is_large or (max(beside) and t.bn // 2 + max(beside) > registers), "more sums than registers"
         crowded = t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024
         yield crowded, "more work groups than local memory"
 
@@ -327,7 +322,7 @@ def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
         "LAST_BOX": phase.volume * tiling.blocks - 1,
         "SOURCE": geo.c, "SOURCE_ALL": geo.c * geo.groups, "TARGET": geo.m, "TARGET_ALL": geo.m * geo.groups,
         "CHANNELS": geo.m // t.pixels, "COLUMNS": tiling.n, "PLACES": tiling.n_places,
-        "PIXELS": math.prod(tiling.count), "PHASE_TILES": tiling.sums // len(tiling.phases),
+        "PIXELS": math.prod(tiling.count),
     }  # fmt: skip
     for number, axis in enumerate("DHW"):
         of_axis = {

@@ -48,4 +48,3 @@ inline void copy_box(local uchar *memory, global const ${number} *tensor, uint t
 #define COPY_BOX2(map, to, c0, c1, bar) copy_box(memory, (global const ${number} *)(map), to, c0, 0, c1)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box(memory, (global const ${number} *)(map), to, c0, c1, c2)
 #define warp_meets() barrier(CLK_LOCAL_MEM_FENCE)
-#define turn_meets(group) barrier(CLK_LOCAL_MEM_FENCE)
