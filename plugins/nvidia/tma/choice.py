@@ -49,8 +49,8 @@ of ResNet-50's layers in a training step on an H200, the second counted (273 ins
 found there."""
 MERGE_CYCLES = 600.0  # cycles in which the warps of a work group merge their sums of channels, between two barriers
 NORM_CYCLES = 0.12
-"""Cycles of a number of x that is normalised in registers: 0.063 are its instructions; 512 to 128 channels at 28x28 took
-26 us on an H200, 19 without a norm and 65 with a launch that normalises before."""
+"""Cycles of a number of x that is normalised in registers: 0.063 are its instructions. 512 to 128 channels at 28x28
+took 26 us on an H200, 19 without a norm and 65 with a launch that normalises before."""
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 24  # most tiles that are offered to a search
 
