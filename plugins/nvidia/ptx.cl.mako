@@ -272,6 +272,10 @@ inline void copy_run(uint to, global const void *from, int bytes, uint bar) {
 #define COPY_BOX4(map, to, c0, c1, c2, c3, bar) copy_box4(map, base + (to), c0, c1, c2, c3, bar)
 #define COPY_BOX3(map, to, c0, c1, c2, bar) copy_box3(map, base + (to), c0, c1, c2, bar)
 
+// Of two groups of four warps that take turns: the group waits for its turn; it lets the other one begin.
+inline void turn_begins(int group) { asm volatile("bar.sync %0, 256;" ::"r"(group + 2) : "memory"); }
+inline void turn_ends(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(3 - group) : "memory"); }
+
 // Waits for the lanes of a warp.
 inline void warp_meets() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 % endif

@@ -31,6 +31,7 @@ SHARING_FACTOR = 0.4
 SLICE_CYCLES = 13.0  # cycles of a K-slice beyond its products
 TILE_CYCLES = 910.0  # cycles of a tile beyond its products
 STORE_BYTES_PER_CYCLE = 33.0  # bytes of results that a multiprocessor stores per cycle
+TURNS_SHARE = 0.6  # share of a tile's cycles beyond its products that multiplying another one does not hide, on an H200
 MEMORY_SHARE = 1.08  # memory bandwidth relative to a copy's, if each tensor is counted once
 OVERLAP = 1.48  # exponent that joins the times of products and memory: 1 adds them, a large one takes the longer
 START_SECONDS = 2.0e-6  # seconds of a launch on a CUDA stream
@@ -48,8 +49,8 @@ of ResNet-50's layers in a training step on an H200, the second counted (273 ins
 found there."""
 MERGE_CYCLES = 600.0  # cycles in which the warps of a work group merge their sums of channels, between two barriers
 NORM_CYCLES = 0.12
-"""Cycles of a number of x that is normalised in registers: 0.063 are its instructions; 0.17 on an H200 while the norm's
-table was read from memory, and not measured since it comes with the slices."""
+"""Cycles of a number of x that is normalised in registers: 0.063 are its instructions. 512 to 128 channels at 28x28
+took 26 us on an H200, 19 without a norm and 65 with a launch that normalises before."""
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 24  # most tiles that are offered to a search
 
@@ -93,6 +94,8 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
         tiles = math.ceil(end / units) - math.ceil(begin / units)
         product = phase.slices / t.split * slice_of * (1 + SHARING_FACTOR * (t.resident - 1))
         cycles += tiles * (product + tile_cycles / t.resident)
+        if t.turns:  # all but the last tile leave while the next one is multiplied
+            cycles -= (1 - TURNS_SHARE) * tile_cycles * (tiles - 1)
         begin = end
     bytes_moved = size * (
         math.prod(problem.x_shape) * read_share(problem) + sum(map(math.prod, (problem.w_shape, problem.y_shape)))
@@ -118,14 +121,16 @@ def _parts(tiling: TmaTiling, units: int) -> list[int]:
     return sorted(parts for parts in counts if 1 < parts <= slices // 2 and parts * tiling.sums <= 4 * resident)
 
 
-def _shapes(row_bytes: int) -> Iterator[tuple[int, int, int, int]]:
-    """(bm, bn, work groups per multiprocessor, stages), with as many stages as local memory holds."""
-    for bm in (64, 128, 192, 256):
+def _shapes(row_bytes: int) -> Iterator[tuple[int, int, bool, int, int]]:
+    """(bm, bn, turns, work groups per multiprocessor, stages), with as many stages as local memory holds."""
+    for bm in (256, 192, 128, 64):  # of tiles of equal predictions the higher one, which was 1 to 2 % faster
         for bn in (32, 64, 96, 128, 160, 192, 224, 256):
-            for resident in (1, 2, 3, 4):
+            # Turns of other tiles were as fast as the tiles without, or slower.
+            kinds = [(False, resident) for resident in (1, 2, 3, 4)] + [(True, 1)] * (bm == bn == 128)
+            for turns, resident in kinds:
                 stages = (LOCAL_LIMIT + 1024) // resident // ((bm + bn) * row_bytes + 16) - (resident > 1)
                 if stages >= 3:
-                    yield bm, bn, resident, min(stages, 7 * 128 // row_bytes)
+                    yield bm, bn, turns, resident, min(stages, 7 * 128 // row_bytes)
 
 
 def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
@@ -137,16 +142,16 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
     widths = (box_channels, half) if -(channels // problem.g) % box_channels >= half else (box_channels,)
     format_name = "tf32" if problem.dtype == "float32" else problem.dtype
     for width, depth in ((width, width if data else 64) for width in widths):
-        for bm, bn, resident, stages in _shapes(depth * problem.itemsize):
-            base = TmaTile(bm, bn, bm // 64, 1, format_name, "wgmma", depth, stages, resident=resident,
-                            block=64 if data else width, pixels=pixels, taps=taps)  # fmt: skip
+        for bm, bn, turns, resident, stages in _shapes(depth * problem.itemsize):
+            base = TmaTile(bm, bn, 2 if turns else bm // 64, 1, format_name, "wgmma", depth, stages, resident=resident,
+                            block=64 if data else width, pixels=pixels, taps=taps, turns=turns)  # fmt: skip
             fewer_stages = dataclasses.replace(base, stages=stages - 1)
             tile = next((each for each in (base, fewer_stages) if TmaTiling(problem, each).misfit is None), None)
             if tile is None:
                 continue
             tiling = TmaTiling(problem, tile)
             divided = [tile]
-            for split, fixup in itertools.product(_parts(tiling, units), (False, True)):
+            for split, fixup in itertools.product(() if turns else _parts(tiling, units), (False, True)):
                 if not (fixup and (split > MAX_FIXUP_PARTS or resident > 1)):
                     divided.append(dataclasses.replace(tile, split=split, fixup=fixup))
             for each in divided:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,6 +67,8 @@ class TmaPlan(NvidiaPlan):
     def _program(self) -> tuple[str, list[Any]]:
         """The text of the product's program, and the launch's arguments beyond the operands."""
         tiling, emulate = self.tiling, self._emulate
+        if emulate:  # whose copies are there at once
+            tiling = TmaTiling(tiling.problem, dataclasses.replace(tiling.tile, stages=1))
         problem, in_place = tiling.problem, tiling.tile.norm_in_place
         text = storage_macros(problem.dtype) + epilogue_macros(problem)
         text += norm_macros(problem) if problem.masked or in_place else ""

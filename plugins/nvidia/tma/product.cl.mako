@@ -12,15 +12,17 @@
 ## as further slices behind those of a tile's sum: 128 bytes of columns of all its rows, which results replace on their way out.
 ##
 ## bm, bn   tile of a work group; each group of four warps multiplies 64 rows by all columns
+## turns    each of two groups of four warps has tiles of its own: one multiplies while the other's sums leave
 ## stages   slices in local memory
 ## split    parts of the sum over k, which end in the workspace
 ## fixup    work groups of this launch add them, 32 columns after 32 columns; see ``parts.cl.mako``
 ##
 ## A name in capitals is a number of the geometry (``numbers`` of ``tiling.py``), which is an argument of the kernel. Compiled
-## are the tile, and what of a geometry decides code: axes that are guarded, a ragged last tile, and the taps of phases.
+## are the tile, and what of a geometry decides code: blocks of channels that are not full, a ragged last tile, and the taps of phases.
 ##
 ## Sources: NVIDIA, PTX ISA, sections on cp.async.bulk.tensor, mbarrier and wgmma.
 <%
+import itertools
 t, geo = tiling.tile, tiling.geometry
 phases, many = tiling.phases, len(tiling.phases) > 1
 deep = len(tiling.axes) > 2
@@ -28,9 +30,9 @@ empty = t.split > min(tiling.slices) or not min(tiling.slices)
 data = tiling.data
 stage_bytes, a_bytes, stages = tiling.stage_bytes, tiling.a_bytes, t.stages
 tensors = [("A", "a + A_AT"), ("B", "b + B_AT"), *((name.upper(), name) for name in tiling.read_behind if tiling.slices_behind)]
-rows = 64 * t.wm
 warps = t.wm * 4
-sums = t.frag_n * 4
+# The sums that a work item has of 64 rows, and blocks of 64 rows of a group of warps.
+sums, row_blocks = t.frag_n * 4, t.bm // 64 if t.turns else 1
 m_end = "PLACES" if data else "TARGET"
 unit = tiling.row_bytes
 columns = t.bn // 32
@@ -50,7 +52,7 @@ def at_word(row, word):
     """OpenCL expression: a word of one of a warp's eight rows in an area."""
     return f"({row}) * 32 + (({word}) ^ ({row}) * 4)" if behind else f"({row}) * {pitch} + {word}"
 in_place, tables = t.norm_in_place, tiling.table_columns
-slice_table = stage_bytes if emulate else f"{tiling.tables_at} + (bar - bars) * {tiling.table_bytes // 16}"
+slice_table = f"{tiling.tables_at} + {0 if emulate else '(bar - bars)'} * {tiling.table_bytes // 16}"
 rows_bytes = 64 * unit
 tile_sums = t.bm * t.bn // 4
 box = tiling.gathered
@@ -76,9 +78,10 @@ def of(name, axis=0):
         step = geo.out_step[axis]
         return f"((TARGET_{'DHW'[axis]} + {step - 1} - {of('first', axis)}) / {step})"
     return f"PHASES[phase * 13 + {1 + 3 * FIELDS.index(name) + axis}]"
-def first_of(axis):
-    """The first pixel that the tile's phase writes along an axis."""
-    return of("first", axis) if many else "0"
+def gather(tensor, to, channel, offsets, copy="COPY_IM2COL"):
+    """Statement: copies a box of a map from the place (image, d, h, w) on, of pixels that lie (d, h, w) from it."""
+    place, offsets = (["w", "h", "d"], offsets[::-1]) if deep else (["w", "h"], offsets[:0:-1])
+    return f"{copy}{'3' if deep else ''}({', '.join([tensor, to, channel, *place, 'image', *offsets, 'full'])});"
 def numbers(phase):
     return (phase.volume, *phase.taps, *phase.tap0, *phase.offset, *phase.first)
 def over(name, axis):
@@ -124,12 +127,12 @@ constant int PHASES[${13 * len(phases)}] = {${", ".join(str(n) for phase in phas
     const int begin = 0, end = ${of("slices")};
 % endif
 </%def>
-<%def name="start_of(place)">\
+<%def name="start_of(place, steps=('STEP_D + LOW_D', 'STEP_H + LOW_H', 'STEP_W + LOW_W'))">\
       const int from = ${place}, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
 % if deep:
-      const int frame = DIVIDED(line, COUNT_H), d = frame * STEP_D + LOW_D;
+      const int frame = DIVIDED(line, COUNT_H), d = frame * ${steps[0]};
 % endif
-      const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * STEP_H + LOW_H, w = (pixel - line * COUNT_W) * STEP_W + LOW_W;
+      const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * ${steps[1]}, w = (pixel - line * COUNT_W) * ${steps[2]};
 </%def>
 <%def name="tap_of(kind)">\
 % if deep:
@@ -149,11 +152,7 @@ ${tap_of("int")}\
 <%def name="copies()">\
 % if data:
       const int channel = block * ${t.bk};
-% if deep:
-      COPY_IM2COL3(MAP_A, at, ${in_source}channel, w, h, d, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, ${of("offset", 0)} + kz * SPREAD_D, full);
-% else:
-      COPY_IM2COL(MAP_A, at, ${in_source}channel, w, h, image, ${of("offset", 2)} + kx * SPREAD_W, ${of("offset", 1)} + ky * SPREAD_H, full);
-% endif
+      ${gather("MAP_A", "at", f"{in_source}channel", [f"{of('offset', axis)} + k{'zyx'[axis]} * SPREAD_{'DHW'[axis]}" for axis in range(3)])}
 % if tiling.transposed_weights or tiling.rewritten_weights:
       const int kernel_tap = (${f"(kz * TAP_STEP_D + {of('tap0', 0)}) * KERNEL_H + " if deep else ""}ky * TAP_STEP_H + ${of('tap0', 1)}) * KERNEL_W + kx * TAP_STEP_W + ${of('tap0', 2)};
 % endif
@@ -180,11 +179,7 @@ ${start_of("slice * 64")}\
       for (int i = 0; i < ${boxes}; ++i) {
         const int q = min(n0 / ${tiling.block} + i, LAST_BOX), tap = DIVIDED(q, BLOCKS);
 ${tap_of("const int")}\
-% if deep:
-        COPY_IM2COL3(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, d, image, kx * SPREAD_W, ky * SPREAD_H, kz * SPREAD_D, full);
-% else:
-        COPY_IM2COL(MAP_B, at + ${a_bytes} + i * ${box_bytes}, ${in_source}(q - tap * BLOCKS) * ${tiling.block}, w, h, image, kx * SPREAD_W, ky * SPREAD_H, full);
-% endif
+        ${gather("MAP_B", f"at + {a_bytes} + i * {box_bytes}", f"{in_source}(q - tap * BLOCKS) * {tiling.block}", [f"k{'zyx'[axis]} * SPREAD_{'DHW'[axis]}" for axis in range(3)])}
       }
 % endif
 </%def>
@@ -202,54 +197,32 @@ ${tap_of("const int")}\
 % if tables:
 ${copy_table(f"{in_group}n0 + slice * {chunk}")}\
 % endif
-        const int from = m0, image = DIVIDED(from, PIXELS), pixel = from - image * PIXELS, line = DIVIDED(pixel, COUNT_W);
-% if deep:
-        const int frame = DIVIDED(line, COUNT_H), d = frame * ${geo.out_step[0]};
-% endif
-        const int h = ${"(line - frame * COUNT_H)" if deep else "line"} * ${geo.out_step[1]}, w = (pixel - line * COUNT_W) * ${geo.out_step[2]};
+${start_of("m0", geo.out_step)}\
 % for i, name in enumerate(reads):
-% if deep:
-        COPY_BEHIND3(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, d, image, ${first_of(2)}, ${first_of(1)}, ${first_of(0)}, full);
-% else:
-        COPY_BEHIND(MAP_${name.upper()}, at + ${i * area * 4}, ${in_group}n0 + slice * ${chunk}, w, h, image, ${first_of(2)}, ${first_of(1)}, full);
-% endif
+        ${gather(f"MAP_{name.upper()}", f"at + {i * area * 4}", f"{in_group}n0 + slice * {chunk}", [of("first", axis) if many else "0" for axis in range(3)], "COPY_BEHIND")}
 % endfor
       }
 </%def>\
 <%
 # x is A's rows, of which a warp loads its own into registers, normalises them there and multiplies from there.
 steps_k = unit // 32
-guarded = [axis for axis in (1, 2) if geo.guarded[axis]]
 %>\
 <%def name="rows_of_norm()">\
 % if in_place:
-% if geo.c % t.bk or guarded:
-      int norm_tap = DIVIDED(begin, BLOCKS), norm_block = begin - norm_tap * BLOCKS;
+% if geo.c % t.bk:
+      int norm_block = begin - DIVIDED(begin, BLOCKS) * BLOCKS;
 % endif
       const uint norm_from = a_from + (warp % 4 * 16 + lane % 16) * ${unit};
-% if guarded:
-      // The source pixel that tap 0 reads for each of a lane's two rows.
-% for i in (0, 1):
-      const int norm_place${i} = m0 + wg * 64 + warp % 4 * 16 + lane / 4 + ${i * 8}, norm_line${i} = DIVIDED(norm_place${i}, COUNT_W), norm_image${i} = DIVIDED(norm_place${i}, PIXELS);
-      const int norm_h${i} = (norm_line${i} - norm_image${i} * COUNT_H) * STEP_H + LOW_H + ${of("offset", 1)}, norm_w${i} = (norm_place${i} - norm_line${i} * COUNT_W) * STEP_W + LOW_W + ${of("offset", 2)};
-% endfor
-% endif
 % endif
 </%def>\
 <%def name="multiply_normed(at)">\
-% for i in (0, 1) if guarded else ():
-<%
-inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOURCE_{'DHW'[axis]}" for axis in guarded]
-%>\
-        const uint norm_inside${i} = ${" & ".join(inside_of_x)} ? 0xffffffffu : 0;
-% endfor
 % if geo.c % t.bk:
         const int norm_c = norm_block * ${t.bk} + lane % 4 * ${of_word};
 % endif
         local const float *norm_table = (local const float *)(memory + ${slice_table}) + lane % 4 * ${of_word};
 % for k in range(steps_k):
         {
-          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows; what is outside of the source stays 0.
+          // A lane's numbers are of the same ${"four" if tiling.itemsize == 2 else "two"} channels of two rows.
           uint x[4];
 <% of_step, apart, number = (16, 8, "float2") if tiling.itemsize == 2 else (8, 4, "float") %>\
 % for i in (0, 1):
@@ -260,7 +233,7 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
           WGMMA_WAIT(${steps_k - 1});
           LDMATRIX(x, ${at} + norm_from + ((${2 * k} + lane / 16) ^ ${"lane % 8" if unit == 128 else "lane / 2 % 4"}) * 16);
 % for i in range(4):
-          x[${i}] = ${f"norm_inside{i % 2} & " if guarded else ""}${f"-(uint)(norm_c + {k * of_step + i // 2 * apart} < SOURCE) & " if geo.c % t.bk else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
+          x[${i}] = ${f"-(uint)(norm_c + {k * of_step + i // 2 * apart} < SOURCE) & " if geo.c % t.bk else ""}normed_${"pair" if tiling.itemsize == 2 else "word"}(x[${i}], mean${i // 2}, scale${i // 2}, shift${i // 2});
 % endfor
           WGMMA_BEGIN();
           WGMMA_ROWS(sum, x, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
@@ -270,22 +243,19 @@ inside_of_x = [f"(uint)(norm_{'_hw'[axis]}{i} + norm_{'_yx'[axis]}) < (uint)SOUR
 </%def>\
 <%def name="multiply(at)">\
 % if in_place:
-% if guarded:
-        const int norm_ky = ${over("norm_tap", 2)}, norm_y = norm_ky * SPREAD_H, norm_x = (norm_tap - norm_ky * ${of("taps", 2)}) * SPREAD_W;
-% endif
 ${multiply_normed(at)}\
-% if geo.c % t.bk or guarded:
-        if (++norm_block == BLOCKS) norm_block = 0, ++norm_tap;
+% if geo.c % t.bk:
+        if (++norm_block == BLOCKS) norm_block = 0;
 % endif
 % else:
-% for k in range(unit // 32 if data else t.bk // 16):
-      WGMMA(sum, ${at} + a_from + ${k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
+% for k, i in itertools.product(range(unit // 32 if data else t.bk // 16), range(row_blocks)):
+      WGMMA(sum + ${i * sums}, ${at} + a_from + ${i * rows_bytes + k * k_a}, ${at} + ${a_bytes + k * k_b}, ${"add" if k == 0 else 1});
 % endfor
 % endif
 </%def>
 <%def name="rows_of(half)">\
 % for i in (0, 1):
-      const int result${i} = m0 + wg * 64 + warp % 4 * 16 + ${half * 8 + i * 4} + lane / 8;
+      const int result${i} = from_row + ${half * 8 + i * 4} + lane / 8;
 % if many:
       const int line${i} = DIVIDED(result${i}, COUNT_W), image${i} = DIVIDED(result${i}, PIXELS), column${i} = result${i} - line${i} * COUNT_W;
 % if deep:
@@ -336,7 +306,7 @@ ${columns_of(c, count, first)}\
 <%def name="weights_of_rows(half)">\
 % if summed and not slope:
       // The share and the weight of these rows, when they are merged with those before.
-      const int real_rows${half} = clamp(${m_end} - (m0 + wg * 64 + warp % 4 * 16 + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
+      const int real_rows${half} = clamp(${m_end} - (from_row + ${half * 8}), 0, 8), before${half} = ${f"before0 + real_rows0" if half and behind else "warp_rows"};
       const float scale${half} = 1.0f / max(real_rows${half}, 1), share${half} = real_rows${half} / (float)max(before${half} + real_rows${half}, 1), weight${half} = before${half} * share${half};
 % endif
 </%def>
@@ -380,8 +350,10 @@ ${columns_of(c, count, first)}\
 % endfor
         }
 </%def>
-<%def name="write_columns(name, count, first)">\
+<%def name="write_columns(name, count, first, block='wg')">\
 <% chunks = -(-count * 8 // chunk) %>\
+    {
+    const int from_row = m0 + ${block} * 64 + warp % 4 * 16;
 % if behind:
 ${weights_of_rows(0)}\
 ${weights_of_rows(1)}\
@@ -453,6 +425,7 @@ ${sum_rows(half, c, first, count)}\
     }
 % endfor
 % endif
+    }
 </%def>
 <%def name="next_slice()">\
         at += ${stage_bytes};
@@ -579,7 +552,9 @@ ${leave_sums("block * 32", 32)}\
       if (!polls) break;
     }
 % else:
-${write_columns("sum", t.frag_n, 0)}\
+% for i in range(row_blocks):
+${write_columns(f"(sum + {i * sums})", t.frag_n, 0, i if t.turns else "wg")}\
+% endfor
 % if summed:
     const uint next_tile = tile + step, next_row = DIVIDED(next_tile, N_TILES);
     if (!same_columns | next_tile >= TILES${f" || DIVIDED(next_row, M_TILES) != {'phase * GROUPS + group' if many and grouped else 'phase' if many else 'group'}" if many or grouped else ""}) {
@@ -622,12 +597,10 @@ inline float2 finished_pair(OUT_PARAMS, float2 v, int channel, local const ${wor
   return v;
 }
 % endif
-% if not emulate:
-kernel __attribute__((reqd_work_group_size(${warps * 32 + 32}, 1, 1)))
+kernel __attribute__((reqd_work_group_size(${t.items + (0 if emulate else 32)}, 1, 1)))
 void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
   local uint4 area[${(tiling.local_bytes + 15) // 16}] __attribute__((aligned(1024)));
   local uchar *memory = (local uchar *)area;
-  const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   local int *shared = (local int *)(memory + ${(stage_bytes + 16) * stages});
   const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32;
   const int first = get_group_id(0), step = get_num_groups(0);
@@ -638,11 +611,13 @@ void product(global const ushort *restrict a, global const ushort *restrict b, g
   local float2 *warp_sums = (local float2 *)(memory + ${tiling.sums_at});
   local int *rows_of_warps = (local int *)(memory + ${tiling.sums_at + warps * t.bn * 8});
 % endif
+% if not emulate:
+  const uint base = LOCAL_BASE(memory), bars = base + ${stage_bytes * stages};
   if (tid == 0) {
 #pragma unroll
     for (int i = 0; i < ${stages}; ++i) {
       barrier_init(bars + i * 16, 1);
-      barrier_init(bars + i * 16 + 8, ${warps});
+      barrier_init(bars + i * 16 + 8, ${4 if t.turns else warps});
     }
     barriers_visible();
   }
@@ -694,24 +669,35 @@ ${next_slice()}\
     }
   } else {
     const int wg = warp / 4;
-    const uint a_from = wg * ${rows_bytes};
+    const uint a_from = ${0 if t.turns else f"wg * {rows_bytes}"};
 ${begin_sums()}\
     uint at = 0, bar = bars, parity = 0;
-    float sum[${sums}];
+    float sum[${sums * row_blocks}];
 #pragma unroll
-    for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+    for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
+% if t.turns:
+    // Tiles are copied one after another, whoever multiplies them: ``slot`` is a tile's first slice of all.
+    for (int tile = first + wg * step, slot = wg * SLICES; tile < TILES; tile += step * 2, slot += SLICES * 2) {
+      at = slot % ${stages} * ${stage_bytes}, bar = bars + slot % ${stages} * 16, parity = slot / ${stages} & 1;
+      // The other group has seen its last slice: a barrier's parity tells one of two passes through the slices.
+      if (slot > 0) turn_begins(wg);
+% else:
     for (int tile = first; tile < TILES; tile += step) {
+% endif
 ${tile_of()}\
       uint last = 0;
       int add = 0;
 % if t.fixup or empty or not data:
       // Nothing of the last tile's sums stays alive while parts are added, or while columns of weights are computed.
 #pragma unroll
-      for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+      for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
 % endif
 ${rows_of_norm()}\
       for (int left = end - begin; left > 0; --left) {
         barrier_wait(bar, parity);
+% if t.turns:
+        if (left == 1 & tile + step < TILES) turn_ends(wg);
+% endif
 % if in_place:
 ${multiply("at")}\
         // The slice before was waited for by the last step.
@@ -729,36 +715,24 @@ ${multiply("at")}\
         last = bar + 8;
 ${next_slice()}\
       }
-      wgmma_finish(sum);
+% for i in range(row_blocks):
+      wgmma_finish(sum + ${i * sums});
+% endfor
       if (lane == 0${" & add" if empty else ""}) barrier_release(last);
 ${write_sums()}\
     }
   }
-}
 % else:
-kernel __attribute__((reqd_work_group_size(${warps * 32}, 1, 1)))
-void product(global const ushort *restrict a, global const ushort *restrict b, global uchar *workspace, OUT_PARAMS${", global float *channel_parts" if summed else ""}${", global const float *norm" if in_place else ""} NUMBERS) {
-  local uint4 area[${(stage_bytes + tiling.table_bytes) // 16}] __attribute__((aligned(1024)));
-% if not behind:
-  local ${word} all_rows[${warps * tiling.row_words}] __attribute__((aligned(16))), *rows = all_rows + get_local_id(0) / 32 * ${tiling.row_words};
-% endif
-% if summed:
-  local float2 warp_sums[${warps * t.bn}];
-  local int rows_of_warps[${warps}];
-% endif
-  local uchar *memory = (local uchar *)area;
 % if in_place:
   SCRATCH(${t.items});
 % endif
-  const int tid = get_local_id(0), lane = tid % 32, warp = tid / 32, wg = warp / 4;
-  const uint a_from = wg * ${rows_bytes}, at = 0, full = 0;
-  const int first = get_group_id(0), step = get_num_groups(0);
-  local int word[1], *shared = word;
+  const int wg = warp / 4;
+  const uint a_from = ${0 if t.turns else f"wg * {rows_bytes}"}, at = 0, full = 0;
 ${begin_sums()}\
 % for name, tensor in tensors:
   global const void *MAP_${name} = ${tensor};
 % endfor
-  float sum[${sums}];
+  float sum[${sums * row_blocks}];
   for (int tile = first; tile < TILES; tile += step) {
 ${tile_of()}\
 ${rows_of_norm()}\
@@ -778,9 +752,9 @@ ${multiply("at")}\
       barrier(CLK_LOCAL_MEM_FENCE);
     }
     if (begin == end) {
-      for (int i = 0; i < ${sums}; ++i) sum[i] = 0;
+      for (int i = 0; i < ${sums * row_blocks}; ++i) sum[i] = 0;
     }
 ${write_sums()}\
   }
-}
 % endif
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ second are those that it takes if only a work group's size limits it, as where s
 
 BEHIND_REGISTERS = 36
 """The same of tiles whose epilogue reads tensors, of five tiles."""
+MAX_TURN = 128 * 128
+"""Most results of a tile that a group of four warps has in registers."""
 NORM_REGISTERS = 88
 """Registers, beside those of the product's sums, of a main loop that normalises the rows of A in registers. Of eight
 tiles compiled for sm_90a, with sums of channels."""
@@ -50,6 +53,8 @@ class TmaTile(Tile):
     """Whether work groups of the product add the partial sums, instead of a separate launch."""
     pixels: int = 1
     """Consecutive pixels that count as one pixel of the product; see ``rewriting.folds``."""
+    turns: bool = False
+    """Whether each of two groups of four warps has tiles of its own: one multiplies while the other's sums leave."""
     taps: int = 0
     """Channels of the rewritten source, which are taps along w (``rewriting.gathers``); 0 if it is not rewritten."""
 
@@ -252,67 +257,60 @@ class TmaTiling(Tiling):
         """Bytes of one box of B."""
         if not self.data:
             return BOX_COLUMNS * self.b_row_bytes
-        return self.tile.bk * 128 if self.transposed_weights else min(self.tile.bn, self.geometry.m) * self.row_bytes
+        return self.tile.bk * 128 if self.transposed_weights else self.other.box[-1] * self.row_bytes
 
     @property
     def misfit(self) -> str | None:
-        return self._misfit_of_problem() or self._misfit_of_tile()
+        return next((reason for is_violated, reason in self._faults() if is_violated), None)
 
-    def _misfit_of_problem(self) -> str | None:
-        problem, geo = self.problem, self.geometry
-        if problem.layout != "nhwc" or self.format.name != "native":
-            return "16-bit numbers, or float32 ones for TF32, channels last"
-        if self.format.tf32 and not self.data:
-            return "forward and data gradient of float32 numbers"
-        if geo.fold or geo.stacked:
-            return "eight source channels or more"
-        if geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block):
-            return f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
-        if self.problem.normalised and self.tile.taps:
-            return "first layers without a norm"
-        if not any(phase.volume for phase in geo.phases) or not self.n_places:
-            return "nothing is summed"
-        box, ndim = self.gathered, len(self.axes)
+    def _faults(self) -> Iterator[tuple[Any, str]]:
+        """(whether the problem or the tile violates a limit, the limit), each where those before are kept."""
+        problem, geo, t, ndim = self.problem, self.geometry, self.tile, len(self.axes)
+        is_native = problem.layout == "nhwc" and self.format.name == "native"
+        yield not is_native, "16-bit numbers, or float32 ones for TF32, channels last"
+        yield self.format.tf32 and not self.data, "forward and data gradient of float32 numbers"
+        yield geo.fold or geo.stacked, "eight source channels or more"
+        blocks = f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
+        yield geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block), blocks
+        yield problem.normalised and t.taps, "first layers without a norm"
+        yield not any(phase.volume for phase in geo.phases) or not self.n_places, "nothing is summed"
+        box = self.gathered
         corners = (*box.lower, *box.upper)
-        if min(corners) < NEAREST_CORNER[ndim] or max(corners) > FARTHEST_CORNER[ndim]:
-            return "padding beyond a map's reach"
+        is_far = min(corners) < NEAREST_CORNER[ndim] or max(corners) > FARTHEST_CORNER[ndim]
+        yield is_far, "padding beyond a map's reach"
         max_offset = max(max(self._reads(axis, True)) - self.low[axis] for axis in self.axes)
-        if max_offset > MAX_OFFSET[ndim] or max(box.step) > MAX_STEP:
-            return "taps or steps beyond a map's reach"
-        return None
+        yield max_offset > MAX_OFFSET[ndim] or max(box.step) > MAX_STEP, "taps or steps beyond a map's reach"
 
-    def _misfit_of_tile(self) -> str | None:
-        t = self.tile
-        if t.bm != t.wm * 64 or t.wn != 1 or t.bn % 32 or t.bn > 256 or t.window:
-            return "64 rows a group of warps, columns in multiples of 32"
-        if self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes:
-            return "slices 64 deep, or channels of 64 or 128 bytes"
+        is_cut = t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.window
+        yield is_cut or t.bn % 32 or t.bn > 256, "64 rows a group of warps, columns in multiples of 32"
+        is_plain = self.data and t.split == 1 and len(self.phases) == 1 and not (problem.sums or self.read_behind)
+        turns = is_plain and t.bm * t.bn <= MAX_TURN and not t.norm_in_place
+        yield t.turns and not turns, "turns of small tiles, of whole sums to which nothing is added but a bias"
+        is_short = self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes
+        yield is_short, "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
-        if t.block not in (32, BOX_COLUMNS) or (boxed and t.bn * 2 % self.b_row_bytes):
-            return "blocks of columns do not fit the tile"
-        if self.slices_behind and self.areas * t.bm * 128 > self.stage_bytes:
-            return "more of what the epilogue reads than a slice holds"
-        if self.local_bytes + ALIGNMENT > LOCAL_LIMIT:
-            return f"{self.local_bytes} bytes of local memory"
-        if t.split > 1 and t.pixels > 1:
-            return "whole sums of folded pixels"
-        if t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS):
-            return "more parts than slices, or than work groups count"
-        if t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident:
-            return "more sums than registers"
-        if t.norm_in_place and (not self.problem.normalised or not self.data or len(self.axes) > 2):
-            return "a norm of x of two axes, forward"
+        has_rest = boxed and t.bn * 2 % self.b_row_bytes
+        yield t.block not in (32, BOX_COLUMNS) or has_rest, "blocks of columns do not fit the tile"
+        is_full = self.slices_behind and self.areas * t.bm * 128 > self.stage_bytes
+        yield is_full, "more of what the epilogue reads than a slice holds"
+        yield self.local_bytes + ALIGNMENT > LOCAL_LIMIT, f"{self.local_bytes} bytes of local memory"
+        yield t.split > 1 and t.pixels > 1, "whole sums of folded pixels"
+        uncounted = t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS)
+        yield uncounted, "more parts than slices, or than work groups count"
+        # With padding a launch that normalises x before was faster (3x3 of 128 channels at 28x28: 35 us for 45).
+        unnormed = not problem.normalised or not self.data or ndim > 2 or any(geo.guarded)
+        yield t.norm_in_place and unnormed, "a norm in place of x of two axes without padding, forward"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
-        if self.summed and t.bn // 2 + SUMS_REGISTERS[self.problem.masked][t.resident > 1] > registers:
-            return "more sums than registers"
-        if self.slices_behind and t.resident == 1 and t.bn // 2 + BEHIND_REGISTERS > registers:
-            return "more sums than registers"
-        if t.norm_in_place and t.bn // 2 + NORM_REGISTERS > registers:
-            return "more sums than registers"
-        if t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024:
-            return "more work groups than local memory"
-        return None
+        beside = (
+            SUMS_REGISTERS[problem.masked][t.resident > 1] * self.summed,
+            BEHIND_REGISTERS * (self.slices_behind and t.resident == 1),
+            NORM_REGISTERS * t.norm_in_place,
+        )
+        is_large = t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident
+        yield is_large or (max(beside) and t.bn // 2 + max(beside) > registers), "more sums than registers"
+        crowded = t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024
+        yield crowded, "more work groups than local memory"
 
 
 def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:

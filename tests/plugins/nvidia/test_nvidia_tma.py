@@ -52,6 +52,10 @@ CASES = [
     # columns of the last tile that begin earlier
     ("fwd_f16_nhwc_mb2ic40ih5iw5oc72kh3ph1+accumulate", {}),
     ("bwd_data_bf16_nhwc_mb2ic72ih5iw5oc40kh3ph1+bias+accumulate", {"split": 2, "fixup": True}),
+    # groups of warps that take turns, with tiles of one and of two blocks of rows
+    ("fwd_f16_nhwc_mb2ic72ih6iw7oc136kh3ph1+bias+relu", {"wm": 2, "turns": True}),
+    ("bwd_data_bf16_nhwc_mb3ic136ih6iw9oc40kh3ph1", {"bm": 128, "bn": 128, "wm": 2, "turns": True}),
+    ("fwd_f32_tf32_nhwc_mb2ic48ih9iw9oc72kh3ph1+bias", {"bm": 192, "bn": 32, "bk": 32, "wm": 2, "turns": True}),
     # slices of 32 channels
     ("fwd_f16_nhwc_mb1ic96ih6iw6oc40kh3ph1", {"bk": 32, "bn": 32}),
     ("fwd_bf16_nhwc_mb2ic64ih6iw5oc80kh3ph1g2", {"bk": 32, "bn": 64, "split": 2, "fixup": True}),
@@ -206,6 +210,8 @@ def test_tf32_on_the_device(queue):
     [
         ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 128, "bn": 256, "wm": 2}),
         ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1+bias+residual+relu", {"bm": 128, "bn": 256, "wm": 2}),
+        ("fwd_f16_nhwc_mb64ic256ih56oc256kh3ph1+bias", {"bm": 128, "bn": 128, "wm": 2, "turns": True}),
+        ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 64, "bn": 256, "wm": 2, "turns": True}),
         ("bwd_data_f16_nhwc_mb64ic256ih56oc256kh3ph1", {"bm": 256, "bn": 128, "wm": 4}),
         ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh3ph1sh2sw2", {"bm": 128, "bn": 256, "wm": 2, "split": 4}),
         ("bwd_weights_f16_nhwc_mb64ic256ih56oc256kh1ph0", {"bm": 128, "bn": 128, "wm": 2, "resident": 2, "stages": 3}),
@@ -283,7 +289,7 @@ def test_programs_of_a_training_step():
         if not SOLVER.limits(problem, HOPPER):
             layers += 1
             texts.update(rendered(problem, "nvidia.tma", described="h200")[2])
-    assert (layers, len(texts)) == (70, 38)
+    assert (layers, len(texts)) == (70, 35)
 
 
 @pytest.mark.parametrize("engine", ["tma", "tma_tf32", "tma_deep"])
