@@ -2,6 +2,7 @@
 
 import copy
 import types
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -499,7 +500,9 @@ def test_planning_holds_no_pictures(monkeypatch):
     """Problems are planned side by side, while what the forward pass saved is there."""
     held = []
     monkeypatch.setattr(
-        inductor.engine, "cached_call", lambda part, geometry, tensors, *_: held.append([part, *tensors[:3]])
+        inductor.engine,
+        "cached_call",
+        lambda part, geometry, tensors, *_: held.append([part, *tensors[:3]]) or SimpleNamespace(prepared=None),
     )
     x, w, norm = _operands()
 
