@@ -79,6 +79,16 @@ class ProductGeometry:
         """Axes along which a phase reads outside the source."""
         return tuple(not self._inside(axis) for axis in range(3))
 
+    @functools.cached_property
+    def first_reads(self) -> tuple[range, ...]:
+        """Along each axis the source pixels between the first and the last tap of any phase for output pixel 0."""
+        spans = []
+        for axis in range(3):
+            reaches = [(p.origin[axis], (p.taps[axis] - 1) * self.spread[axis]) for p in self.phases if p.volume]
+            ends = [origin + end for origin, reach in reaches for end in (0, reach)]
+            spans.append(range(min(ends), max(ends) + 1) if ends else range(0))
+        return tuple(spans)
+
     def _inside(self, axis: int) -> bool:
         reads = [phase.reads(axis, self.step[axis], self.spread[axis]) for phase in self.phases]
         return all(read.start >= 0 and read.stop <= self.source[axis] for read in reads)

@@ -13,13 +13,14 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from convdispatch.api import ConvProblem
 
 from ..instructions import LOCAL_LIMIT
 from ..pace import CLOCK, COPY, read_share, sums_seconds
 from .rewriting import folded, folds, gathered, gathers
-from .tiling import TmaTile, TmaTiling
+from .tiling import TmaTile, TmaTiling, is_large
 
 MACS = 2010.0  # multiply-adds per cycle of a multiprocessor, of 16-bit numbers; TF32 reaches half as many
 COPY_BYTES_PER_CYCLE = 71.0  # bytes per cycle from the L2 cache into local memory
@@ -128,12 +129,14 @@ def _shapes(row_bytes: int) -> Iterator[tuple[int, int, bool, int, int]]:
             # Turns of other tiles were as fast as the tiles without, or slower.
             kinds = [(False, resident) for resident in (1, 2, 3, 4)] + [(True, 1)] * (bm == bn == 128)
             for turns, resident in kinds:
+                if is_large(bn, 256 if turns else 2 * bm, resident):
+                    continue
                 stages = (LOCAL_LIMIT + 1024) // resident // ((bm + bn) * row_bytes + 16) - (resident > 1)
                 if stages >= 3:
                     yield bm, bn, turns, resident, min(stages, 7 * 128 // row_bytes)
 
 
-def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
+def _tilings(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTiling]:
     taps = gathers(unfolded)
     problem = gathered(unfolded, taps) if taps else folded(unfolded, pixels)
     data, channels = problem.direction != "bwd_weights", problem.oc if problem.direction == "bwd_data" else problem.ic
@@ -141,33 +144,31 @@ def _tiles(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTile]:
     half = box_channels // 2
     widths = (box_channels, half) if -(channels // problem.g) % box_channels >= half else (box_channels,)
     format_name = "tf32" if problem.dtype == "float32" else problem.dtype
+
+    def fitting(tile: TmaTile, **changes: Any) -> TmaTiling | None:
+        tiling = TmaTiling(problem, dataclasses.replace(tile, **changes) if changes else tile)
+        return tiling if tiling.misfit is None else None
+
     for width, depth in ((width, width if data else 64) for width in widths):
         for bm, bn, turns, resident, stages in _shapes(depth * problem.itemsize):
             base = TmaTile(bm, bn, 2 if turns else bm // 64, 1, format_name, "wgmma", depth, stages, resident=resident,
                             block=64 if data else width, pixels=pixels, taps=taps, turns=turns)  # fmt: skip
-            fewer_stages = dataclasses.replace(base, stages=stages - 1)
-            tile = next((each for each in (base, fewer_stages) if TmaTiling(problem, each).misfit is None), None)
-            if tile is None:
+            tiling = fitting(base) or fitting(base, stages=stages - 1)
+            if tiling is None:
                 continue
-            tiling = TmaTiling(problem, tile)
-            divided = [tile]
+            kinds: list[dict[str, Any]] = [{}]
             for split, fixup in itertools.product(() if turns else _parts(tiling, units), (False, True)):
                 if not (fixup and (split > MAX_FIXUP_PARTS or resident > 1)):
-                    divided.append(dataclasses.replace(tile, split=split, fixup=fixup))
-            for each in divided:
-                in_place = [dataclasses.replace(each, norm_in_place=True)] if problem.normalised and data else []
-                yield from (one for one in (each, *in_place) if TmaTiling(problem, one).misfit is None)
+                    kinds.append({"split": split, "fixup": fixup})
+            in_place = [{"norm_in_place": True}] if problem.normalised and data else []
+            for kind in kinds:
+                plain = fitting(tiling.tile, **kind) if kind else tiling
+                also = (fitting(tiling.tile, **kind, **more) for more in in_place)
+                yield from (each for each in (plain, *also) if each is not None)
 
 
 @functools.lru_cache(maxsize=256)
 def choices(problem: ConvProblem, units: int) -> tuple[TmaTile, ...]:
     """Tiles, the fastest by prediction first."""
-    rated = sorted(
-        (
-            (seconds(TmaTiling.of(problem, tile), units), number, tile)
-            for pixels in folds(problem)
-            for number, tile in enumerate(_tiles(problem, units, pixels))
-        ),
-        key=lambda row: row[:2],
-    )
-    return tuple(tile for _, _, tile in rated[:MAX_CHOICES])
+    tilings = (tiling for pixels in folds(problem) for tiling in _tilings(problem, units, pixels))
+    return tuple(each.tile for each in sorted(tilings, key=lambda tiling: seconds(tiling, units))[:MAX_CHOICES])

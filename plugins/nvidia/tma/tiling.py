@@ -156,10 +156,10 @@ class TmaTiling(Tiling):
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
         """The geometry's phases, those with the longest sums first, so that no work group begins a long sum last."""
-        longest = sorted(self.geometry.phases, key=lambda phase: -phase.volume)
+        longest, low = sorted(self.geometry.phases, key=lambda phase: -phase.volume), self.low
         return tuple(
             PhaseOfTiles(self._slices(p), p.volume, p.taps, p.tap0,
-                         tuple(p.origin[a] - self.low[a] if p.volume else 0 for a in range(3)), p.first, p.count)
+                         tuple(p.origin[a] - low[a] if p.volume else 0 for a in range(3)), p.first, p.count)
             for p in longest
         )  # type: ignore[arg-type]  # fmt: skip
 
@@ -182,7 +182,7 @@ class TmaTiling(Tiling):
         same_columns = not self.tile.fixup and groups % self.n_tiles == 0 and self.m_tiles * self.n_tiles >= groups
         return (groups // self.n_tiles if same_columns else self.m_tiles) * len(self.phases)
 
-    @property
+    @functools.cached_property
     def read_behind(self) -> tuple[str, ...]:
         """The tensors of the result's form that the epilogue reads, where the product finishes results."""
         if self.partial:
@@ -196,16 +196,10 @@ class TmaTiling(Tiling):
         of 128 x 256 results then took 1.19 of its time on an H200."""
         return bool(self.read_behind) or len(self.axes) > 2
 
-    def _reads(self, axis: int, last: bool) -> list[int]:
-        """For each phase with taps: the first or the last pixel along an axis that output pixel 0 reads."""
-        spread = self.geometry.spread[axis]
-        reaches = [(p.origin[axis], (p.taps[axis] - 1) * spread) for p in self.geometry.phases if p.volume]
-        return [origin + (max if last else min)(0, end) for origin, end in reaches]
-
-    @functools.cached_property
+    @property
     def low(self) -> tuple[int, int, int]:
         """The first source pixel, along (d, h, w), that any tap of any phase reads for output pixel 0."""
-        return tuple(min(self._reads(axis, False)) for axis in range(3))  # type: ignore[return-value]
+        return tuple(reads.start for reads in self.geometry.first_reads)  # type: ignore[return-value]
 
     @functools.cached_property
     def gathered(self) -> Im2col:
@@ -278,7 +272,7 @@ class TmaTiling(Tiling):
         corners = (*box.lower, *box.upper)
         is_far = min(corners) < NEAREST_CORNER[ndim] or max(corners) > FARTHEST_CORNER[ndim]
         yield is_far, "padding beyond a map's reach"
-        max_offset = max(max(self._reads(axis, True)) - self.low[axis] for axis in self.axes)
+        max_offset = max(len(geo.first_reads[axis]) - 1 for axis in self.axes)
         yield max_offset > MAX_OFFSET[ndim] or max(box.step) > MAX_STEP, "taps or steps beyond a map's reach"
 
         is_cut = t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.window
@@ -307,10 +301,16 @@ class TmaTiling(Tiling):
             BEHIND_REGISTERS * (self.slices_behind and t.resident == 1),
             NORM_REGISTERS * t.norm_in_place,
         )
-        is_large = t.bn // 2 + 46 > 65536 // (t.items + 32) // t.resident
-        yield is_large or (max(beside) and t.bn // 2 + max(beside) > registers), "more sums than registers"
+        spilling = max(beside) and t.bn // 2 + max(beside) > registers
+        yield spilling or is_large(t.bn, t.items, t.resident), "more sums than registers"
         crowded = t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024
         yield crowded, "more work groups than local memory"
+
+
+def is_large(bn: int, items: int, resident: int) -> bool:
+    """Whether the sums of a tile of ``bn`` columns, and what any product needs beside them, are more registers than its
+    ``items`` lanes have."""
+    return bn // 2 + 46 > 65536 // (items + 32) // resident
 
 
 def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
