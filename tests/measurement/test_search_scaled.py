@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import convdispatch_amx
 import numpy as np
 import pytest
 from paths import SUPPORT
 
 from convdispatch import ConvProblem, explain, find, policy
+from convdispatch.api import cpu
 from convdispatch.api.errors import ConvDispatchWarning
 from convdispatch.device.runtime import device_info
 from convdispatch.measurement import reference
@@ -57,7 +57,7 @@ def test_the_worse_error_is_kept_and_both_are_told(records, device):
 def test_max_error_obeys_the_error_on_scaled_data(records, device, monkeypatch):
     monkeypatch.setattr(Scaled, "error", lambda self, problem, got: 5e-6)
     # What matrix registers compute has errors of its own that are nearly as large.
-    monkeypatch.setattr(convdispatch_amx, "missing", lambda *_: "left out of this test")
+    monkeypatch.setattr(cpu, "lacking", lambda *_: "left out of this test")
     winner = find(PROBLEM, device, budget_ms=2000).winner
     assert winner.error == 5e-6
     assert winner.errors["normal"] < 3e-6

@@ -11,6 +11,7 @@ import pytest
 from checking import compare
 
 from convdispatch.api import policy
+from convdispatch.api.cpu import lacking
 from convdispatch.inference import problems as problems_of
 from convdispatch.models.efficientnet import EfficientNetLite0
 from convdispatch.tensor import Tensor
@@ -73,7 +74,7 @@ def test_logits_equal_torchs(queue, layout, solver):
     with policy(solver=solver):
         got = CLASSIFY.pretrained(layout, queue)(Tensor.from_numpy(given, queue)).numpy()
     # Matrix registers make use of what float32 promises, 1e-5 a layer; vectors stay well below it.
-    registers = solver is None and convdispatch_amx.missing() is None
+    registers = solver is None and lacking(*convdispatch_amx.NEEDED[False]) is None
     compare(got, expected, 5e-5 if registers else 2e-5)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 
-import convdispatch_amx
 import pytest
 
-from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy
+from convdispatch.api import ConvDispatchWarning, ConvProblem, DeviceInfo, InvalidPolicy, cpu
 from convdispatch.selection.choice.ranking import Preferred, rank
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.plugins.registry import packaged_path, parse, registry, registry_path
@@ -323,7 +322,7 @@ def test_families_that_are_none(families, says):
 )
 def test_what_a_cpu_chooses_unmeasured(text, glob, monkeypatch):
     """Weights that change at every call count what packing or transforming them takes; without matrix registers."""
-    monkeypatch.setattr(convdispatch_amx, "missing", lambda vectors: "this processor has none")
+    monkeypatch.setattr(cpu, "lacking", lambda *_: "this processor has none")
     device = dataclasses.replace(CPU, compute_units=2, simd_width=16, local_mem_size=1 << 18)
     first = rank(ConvProblem.parse(text), device)[0]
     assert fnmatch.fnmatchcase(first.solver.name, glob), first

@@ -50,7 +50,16 @@ class Operands:
 
 
 def make_operands(problem: ConvProblem, data: str = "integer", seed: int = 0) -> tuple[Operands, np.ndarray]:
-    """Random operands for a problem and the expected result in float64: the kit's ``"integer"`` or ``"real"`` data."""
+    """Random operands for a problem and the expected result in float64: the kit's ``"integer"`` data, or ``"real"``
+    data, standard normal, for which errors are stated."""
+    if data == "real":
+        shapes = {name: getattr(problem, name + "_shape") for name in "xwy" if name != problem.written}
+        shapes |= {"bias": (problem.channels_out,)} if problem.bias else {}
+        shapes |= {"residual": problem.out_shape} if problem.residual else {}
+        shapes |= {"initial": problem.out_shape} if problem.accumulate else {}
+        random, dtype = np.random.default_rng(seed), numpy_dtype(problem.dtype)
+        operands = Operands(**{name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()})
+        return operands, reference.compute(problem, **operands.present())
     drawn = data_for(problem, data, seed)
     return Operands(**{name: array.copy() for name, array in drawn.operands.items()}), drawn.expected.copy()
 
