@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Settings(NamedTuple):
     accumulate_grad: bool | None = None
 
     @property
+    @functools.lru_cache(maxsize=16)  # noqa: B019 (a tuple of a few words)
     def promises(self) -> dict[str, bool]:
         """The promises that were asked of ``enable``, which go before those of the policy in force."""
         return {name: value for name in PROMISES if (value := getattr(self, name)) is not None}
