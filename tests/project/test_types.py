@@ -79,8 +79,14 @@ follow_imports = silent
 """
 
 
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """The folder of what mypy found out about the package, for its next run."""
+    return tmp_path_factory.mktemp("mypy")
+
+
 @pytest.fixture(params=["mypy", "pyright"])
-def faults(request, tmp_path):
+def faults(request, tmp_path, known):
     """Lines of the program in which a checker finds something wrong."""
     modules = [request.param] if request.param == "mypy" else ["basedpyright", "pyright"]
     module = next((name for name in modules if importlib.util.find_spec(name)), None)
@@ -92,7 +98,8 @@ def faults(request, tmp_path):
         (tmp_path / "mypy.ini").write_text(MYPY.replace("strict = True", f"strict = True\nmypy_path = {ROOT}"))
         settings = f'{{"extraPaths": ["{ROOT}"], "typeCheckingMode": "standard"}}'
         (tmp_path / "pyrightconfig.json").write_text(settings)
-        words = ["--config-file", "mypy.ini", "program.py"] if module == "mypy" else ["-p", "."]
+        for_mypy = ["--config-file", "mypy.ini", "--cache-dir", str(known), "program.py"]
+        words = for_mypy if module == "mypy" else ["-p", "."]
         done = subprocess.run([sys.executable, "-m", module, *words], cwd=tmp_path, capture_output=True, text=True)
         said = done.stdout + done.stderr
         assert done.returncode in (0, 1), said
