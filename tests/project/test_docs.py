@@ -7,6 +7,7 @@ import importlib
 import inspect
 import io
 import json
+import pydoc
 import re
 import runpy
 import sys
@@ -272,3 +273,14 @@ def test_the_table_of_new_things_is_true():
     ]:
         assert name in (ROOT / path).read_text(), f"{path} has no {name}"
         assert name.split()[-1].strip("()") in table, name
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/reference").glob("*.md")), ids=lambda page: page.stem)
+def test_what_the_reference_shows_exists(page):
+    if page.stem in ("torch", "jax", "onnx"):
+        pytest.importorskip(page.stem, reason=f"{page.stem} is not installed (extra: peers)")
+    for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
+        module, _, last = name.rpartition(".")
+        pydoc.locate(name)  # imports the modules on the way; a function may have its module's name
+        shown = sys.modules.get(module) or pydoc.locate(module)
+        assert hasattr(shown, last), f"{page.name} shows {name}"
