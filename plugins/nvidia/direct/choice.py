@@ -1,8 +1,10 @@
 """Which tiles nvidia.direct tries for a problem, and their predicted time.
 
-Times are cycles of one multiprocessor. The constants were fitted to 280 timings of first choices on an H200 (rms error
-of the logarithm 0.09), those of formats with one product to 780 timings of 83 random problems (0.15). The longest part
-of a tile's time hides the others only partly, so they are added as squares.
+Times are cycles of one multiprocessor. The constants of formats with three products were fitted to 280 timings of first
+choices on an H200 (rms error of the logarithm 0.09), and their products and memory again to 119 in CUDA graphs (0.15);
+those of formats with one to 375 tiles of 51 layers on which cuDNN was faster (0.18; the chosen tile takes 4 % longer
+than the best timed one) and to the first choices of 123 layers in CUDA graphs (0.14). The longest part of a tile's time
+hides the others only partly, so they are added as squares.
 
 Hundreds of tiles are rated together: a tiling here is of one tile, or of many tiles whose numbers are arrays.
 """
@@ -33,9 +35,6 @@ NARROW_COPY_FACTOR = {4: 1.0, 2: 2.2, 1: 2.5}
 SHORT_ROW_FACTOR = 1.25  # time of copying rows of 64 bytes, relative to rows of 128
 STORE_BYTES_PER_CYCLE = 30.0  # bytes of results that a multiprocessor stores per cycle
 SCATTERED_STORE_FACTOR = 2.0  # time of storing single results with zeros between them, relative to runs
-MEMORY_SHARE = 1.11  # memory bandwidth relative to a copy's; above 1, because some reads hit the cache
-SLICE_CYCLES = 60  # cycles of the barriers of one K-slice
-FILL_CYCLES = 770  # cycles of the prologue and the epilogue of one tile
 PART_PASSES = 1.35  # passes over the partial sums that writing and adding them takes
 MAX_CHOICES = 32  # most tiles that are offered to a search
 MIN_CHOICES = 4  # best tiles of each number format that are always offered to a search
@@ -68,11 +67,22 @@ class Rates:
     """Cycles from issuing the copies of a K-slice until its first bytes arrive."""
     launch: float
     """Seconds of a kernel launch, including the pause before it."""
-    multiply: float = 1.0
+    multiply: float
     """Time of products over the time that ``MMA_MACS`` gives."""
+    slice: float
+    """Cycles of the barriers of one K-slice."""
+    fill: float
+    """Cycles of the prologue and the epilogue of one tile."""
+    memory: float
+    """Memory bandwidth relative to a copy's; above 1 if some reads hit the cache."""
+    alone: float
+    """What a multiprocessor with a single warp would take longer, as a share: few warps do not hide their waits."""
 
 
-RATES = {1: Rates(31.6, 0.39, 4.2, 1560, 0.9e-6, 1.14), 3: Rates(46.0, 1.2, 2.7, 900, 1.5e-6)}
+RATES = {
+    1: Rates(25.2, 0.41, 5.8, 3030, 0.9e-6, 1.27, 97, 2700, 1.02, 0.154),
+    3: Rates(46.0, 1.2, 2.7, 900, 1.5e-6, 1.36, 60, 770, 0.88, 0.0),
+}
 FORMATS_OF_MATH = {
     "float32": ("tf32x3", "bf16x3"),
     "ieee": ("tf32x3",),
@@ -117,13 +127,13 @@ def _tile_cycles(tiling: DirectTiling) -> tuple[Any, Any, Any]:
     warp_steps = steps * warps
     shared_cycles = _root_of_squares(
         multiply, warp_steps * loads * pace.read, warp_steps * issued / pace.issued, copied
-    )
+    ) * (1 + pace.alone / (warps * _resident(tiling)))
     problem = tiling.problem
     result_count = t.bm * t.bn * (problem.sd * problem.sh * problem.sw * SCATTERED_STORE_FACTOR if tiling.gaps else 1)
     arrival = slices * pace.arrival / (t.stages - 1)
     return (
         shared_cycles,
-        np.maximum(arrival - shared_cycles, 0) + slices * SLICE_CYCLES + FILL_CYCLES,
+        np.maximum(arrival - shared_cycles, 0) + slices * pace.slice + pace.fill,
         result_count * 4 / STORE_BYTES_PER_CYCLE,
     )
 
@@ -144,9 +154,10 @@ def _seconds(tiling: DirectTiling, units: int, copy: float) -> np.ndarray:
         return np.maximum(shared_cycles + wait_cycles, tiles * shared_cycles) + output_cycles
 
     cycles = in_waves(tiling, units, _resident(tiling), together)
-    launch, partial_bytes = RATES[tiling.tile.products].launch, tiling.partial_bytes
-    total = _root_of_squares(cycles / CLOCK, (tiling.problem.bytes + partial_bytes) / (MEMORY_SHARE * copy)) + launch
-    return np.where(partial_bytes > 0, total + (launch + partial_bytes * PART_PASSES / (MEMORY_SHARE * copy)), total)
+    pace, partial_bytes = RATES[tiling.tile.products], tiling.partial_bytes
+    memory = pace.memory * copy
+    total = _root_of_squares(cycles / CLOCK, (tiling.problem.bytes + partial_bytes) / memory) + pace.launch
+    return np.where(partial_bytes > 0, total + (pace.launch + partial_bytes * PART_PASSES / memory), total)
 
 
 def seconds(tiling: DirectTiling, units: int, copy: float = COPY) -> float:
