@@ -1,205 +1,193 @@
-"""The nvidia plugin on one Hopper GPU: whole nets beside PyTorch with cuDNN.
+"""Layers on NVIDIA GPUs: the first choice of each problem beside cuDNN, as PyTorch's users run both.
 
-    python -m bench gpu_layers compare --net vgg_a --tries 4 --math float32     # beside cuDNN, TF32 off
-    python -m bench gpu_layers compare --dtype float16 --layout nhwc
+    python -m bench gpu_layers                                                  # six nets, three directions, float32
+    python -m bench gpu_layers --form tf32 --form float16_nhwc --net resnet50_full
+    python -m bench gpu_layers --from layers.txt --form tf32
 
-``compare`` builds the most promising configurations of every solver on all cores, times them on the device alone, and
-keeps the fastest of each layer; "first" is the one that the costs choose without a search. Drawn elements of results
-are compared with float64's.
+Both sides are calls on PyTorch's tensors in CUDA graphs, in turns, over operands that together exceed the cache: ours
+under ``enable()`` without a search, cuDNN with its own (``cudnn.benchmark``), TF32 on both sides or on none. Processes
+on all processors make the kernels ready first; then one process a GPU times. Results are compared with cuDNN's of the
+same operands in float32 without TF32.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import faulthandler
 import fcntl
-import itertools
+import functools
 import json
 import math
 import os
+import random
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator
-from fnmatch import fnmatch
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import click
-
-from bench.gpu_device import Bench, torch_ms
+import convdispatch as cd
+from bench.timer import graph_side, medians, sets_of
 from bench.workers import Lost, farm
 from convdispatch.api import ConvProblem
 from convdispatch.api.problem import DIRECTIONS
 from convdispatch.measurement import shapes
-from convdispatch.selection.plugins.loader import plugins
+from convdispatch.measurement.grammar import read_file
 
 NETS = ("convnet", "alexnet", "overfeat", "vgg_a", "googlenet", "resnet50")
-SHORT = {"fwd": "f", "bwd_data": "bd", "bwd_weights": "bw"}
+FORMS = {
+    "float32": {},
+    "tf32": {"math": "tf32"},
+    "float16": {"dtype": "float16"},
+    "float16_nhwc": {"dtype": "float16", "layout": "nhwc"},
+    "bfloat16_nhwc": {"dtype": "bfloat16", "layout": "nhwc"},
+    "tf32_nhwc": {"math": "tf32", "layout": "nhwc"},
+}
+SECONDS, SAMPLES = 0.005, 3
+LATE, SLOW = 0.95, 0.8
+"""Ratios below which layers are counted."""
 
 
-@click.group()
 def main() -> None:
-    """Compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--net", action="append", dest="nets", help="a shape table; six nets without")
+    parser.add_argument("--from", type=Path, dest="file", help="a file of problems instead of nets")
+    parser.add_argument("--form", action="append", dest="forms", choices=FORMS)
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 4), help="processes that compile")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument(
+        "--within", type=float, default=500, help="seconds; layers are drawn, so that any part is a sample"
+    )
+    options = parser.parse_args()
+    tasks = list(_tasks(options.nets or NETS, options.file, options.forms or ["float32"]))
+    random.Random(0).shuffle(tasks)
+    until, begin = time.monotonic() + options.within, time.perf_counter()
+    lost = [each for each in farm(options.jobs, _begin, (options.gpus,), _prepare, tasks, until=until) if each]
+    print(f"{len(tasks)} problems made ready in {time.perf_counter() - begin:.0f} s", flush=True)
+    rows = []
+    for row in farm(options.gpus, _begin, (options.gpus,), _timed, tasks, until=until):
+        lost += [row] if isinstance(row, Lost) else []
+        rows += [] if isinstance(row, Lost) else [row]
+    for each in lost:
+        print("LOST", each.task and each.task[2], each.why, flush=True)
+    if os.environ.get("OUT"):
+        Path(os.environ["OUT"], "gpu_layers.json").write_text(json.dumps(rows))
+    for form in options.forms or ["float32"]:
+        _tell(form, [row for row in rows if row["form"] == form])
 
 
-_WORKER: dict = {}
-_TRIED = ("nvidia.tma", "nvidia.wgmma", "nvidia.winograd")
-"""Solvers of which several configurations are tried."""
+def _tasks(nets: Sequence[str], file: Path | None, forms: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(net, form, problem) of each layer in each direction."""
+    lists = {file.stem: read_file(file)} if file else {net: shapes.load(net) for net in nets}
+    named = [(net, entry.problem) for net, entries in lists.items() for entry in entries]
+    for form in forms:
+        for net, layer in named:
+            for direction in DIRECTIONS:
+                yield net, form, str(layer.replace(direction=direction, **FORMS[form]))
 
 
-def _begin(dtype: str, options: dict) -> None:
-    """A worker process: its own context and buffers."""
-    faulthandler.enable()
-    _WORKER["lock"] = Path("/tmp/nvidia_h200.lock").open("w")  # noqa: SIM115 as long as the process
-    _WORKER["log"] = Path("/tmp", f"worker{os.getpid()}.log").open("w")  # noqa: SIM115
-    _WORKER["bench"], _WORKER["options"] = Bench(dtype), options
-    globs = options["solver"].split(",")
-    found = plugins().solvers.items()
-    _WORKER["solvers"] = [each for name, each in found if any(fnmatch(name, glob) for glob in globs)]
+_held: list[Any] = []
+"""The lock of this process's GPU."""
 
 
-def _measure(given: tuple[tuple[str, str, ConvProblem], bool]) -> dict:
-    """Build and check anywhere, time while no other process does."""
-    (net, layer, problem), check = given
-    bench, options = _WORKER["bench"], _WORKER["options"]
-    row = {"net": net, "layer": layer, "direction": problem.direction, "problem": str(problem), "timed": [],
-           "gflop": problem.flops / 1e9, "notes": []}  # fmt: skip
-    offers = []
-    for each in _WORKER["solvers"]:
-        why = each.rejects(problem, bench.info)
-        if why:
-            row["notes"].append(f"{each.name}: {why}")
-            continue
-        most = options["tries"] if each.name in _TRIED else min(1, options["tries"])
-        for config in itertools.islice(each.configs(problem, bench.info), most):
-            offers.append((each.cost(problem, bench.info, config) or 1e30, each, dict(config)))
-    offers.sort(key=lambda offer: offer[0])
-    tried, plans = [], []
-    for offer in offers:
-        cost, each, config = offer
-        if cost < options["near"] * offers[0][0]:
-            try:
-                plans.append(each.plan(bench.context, problem, config))
-                tried.append(offer)
-            except Exception as error:
-                row["notes"].append(f"{each.name} {config}: {str(error)[:300]}")
-    bench.load(problem)
-    # Twice, the device let go between: other processes' beginnings disturb what is timed for a while.
-    with _alone():
-        first = _times(tried, plans)
-    with _alone():
-        both = zip(first, _times(tried, plans), strict=True)
-        row["timed"] = [
-            (min(ms), each.name, cost, config) for ms, (cost, each, config) in zip(both, tried, strict=True)
-        ]
-        if plans:
-            best = min(range(len(plans)), key=lambda number: row["timed"][number][0])
-            row["ms"], row["solver"], row["cost"], row["config"] = row["timed"][best]
-    if plans and check and options["check"]:
-        row["error"] = bench.error(plans[best], problem)
-    return row
+def _begin(gpus: int) -> None:
+    """This process gets a GPU that no other process of a run has, or where all are taken any of them."""
+    place = os.getpid() % gpus
+    for each in range(gpus):
+        file = Path(tempfile.gettempdir(), f"convdispatch_bench_gpu{each}").open("w")  # noqa: SIM115 (held)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _held.append(file)
+            place = each
+            break
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(place)
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """While no other process of this run measures."""
-    fcntl.flock(_WORKER["lock"], fcntl.LOCK_EX)
-    try:
+def _side(problem: ConvProblem, ours: bool) -> Iterator[None]:
+    """PyTorch's switches for a problem's math, and for a side its way to choose."""
+    import torch
+
+    import convdispatch.torch as ct
+
+    is_tf32 = problem.math == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
+    torch.backends.cudnn.benchmark = not ours
+    with torch.inference_mode(), ct.enable() if ours else contextlib.nullcontext(), cd.policy(tier="full"):
         yield
-    finally:
-        fcntl.flock(_WORKER["lock"], fcntl.LOCK_UN)
 
 
-def _times(offers: list[tuple], plans: list) -> list[float]:
-    """Milliseconds of each plan."""
-    bench, times = _WORKER["bench"], []
-    for (_, each, config), plan in zip(offers, plans, strict=True):
-        print(f"{bench.problem} {each.name} {json.dumps(config)}", file=_WORKER["log"], flush=True)
-        times.append(bench.time(plan, _WORKER["options"]["seconds"]))
-    return times
+def _operands(problem: ConvProblem) -> tuple[Any, ...]:
+    """x, w and y of normal numbers, in PyTorch's order of axes and the problem's order of memory."""
+    import torch
+
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}.get(problem.ndim)
+    memory_format = last if problem.layout == "nhwc" and last is not None else torch.contiguous_format
+    plain, kind = problem.replace(layout="nchw"), getattr(torch, problem.dtype)
+    shapes_of = [getattr(plain, name + "_shape") for name in "xwy"]
+    scale = math.prod(shapes_of[1][1:]) ** -0.5
+    made = [torch.randn(shape, device="cuda") * (scale if at == 1 else 1) for at, shape in enumerate(shapes_of)]
+    return tuple(each.to(kind).to(memory_format=memory_format) for each in made)
 
 
-def _torch(problem: ConvProblem) -> tuple[str, float]:
-    return str(problem), torch_ms(problem)
+def _call(problem: ConvProblem, x: Any, w: Any, y: Any) -> Any:
+    import torch
+
+    stride, padding, dilation = ([getattr(problem, letter + axis) for axis in problem.axes] for letter in "spd")
+    if problem.direction == "fwd":
+        return torch.convolution(x, w, None, stride, padding, dilation, False, [0] * problem.ndim, problem.g)
+    mask = [problem.direction == "bwd_data", problem.direction == "bwd_weights", False]
+    geometry = stride, padding, dilation, False, [0] * problem.ndim, problem.g
+    return torch.ops.aten.convolution_backward(y, x, w, None, *geometry, mask)[mask.index(True)]
 
 
-def _begin_torch() -> None:
-    """The peer's process: loads PyTorch and its libraries before anything is timed."""
-    torch_ms(ConvProblem(mb=1, ic=8, ih=8, iw=8, oc=8, kh=3, kw=3))
+def _prepare(task: tuple[str, str, str]) -> Lost | None:
+    """Nothing but the kernels of a problem on disk; what goes wrong is said when it is timed."""
+    problem = ConvProblem.parse(task[2])
+    with contextlib.suppress(Exception):
+        _work(problem, "ours", [_operands(problem)], 0)
+    return None
 
 
-@main.command()
-@click.option("--net", "nets", multiple=True, default=NETS, help="Shape tables.")
-@click.option("--direction", "directions", multiple=True, default=DIRECTIONS)
-@click.option("--layer", "layers", multiple=True, help="Only layers of these names.")
-@click.option("--solver", default="nvidia.*,winograd.*,fft.*,implicitgemm.*", show_default=True, help="Globs.")
-@click.option("--tries", default=2, show_default=True, help="Configurations of each solver in _TRIED; others: one.")
-@click.option("--near", default=2.0, show_default=True, help="Tried if predicted within so many times of the least.")
-@click.option("--math", "mode", default="float32", show_default=True)
-@click.option("--dtype", default="float32", show_default=True)
-@click.option("--layout", default="nchw", show_default=True)
-@click.option("--seconds", default=0.006, show_default=True, help="A timing batch.")
-@click.option("--torch/--no-torch", "peer", default=True)
-@click.option("--check/--no-check", default=True)
-@click.option("--check-every", default=1, show_default=True, help="Check one layer in so many.")
-@click.option("--budget", default=200.0, show_default=True, help="Seconds after which no further result is awaited.")
-@click.option("--jobs", default=5, show_default=True, help="Processes that build and check.")
-@click.option("--label", default="compare", show_default=True, help="Name of the JSON file in $OUT.")
-def compare(nets, directions, layers, mode, dtype, layout, budget, jobs, label, **options) -> None:
-    """Every layer of the nets beside cuDNN."""
-    begun, rows = time.perf_counter(), []
-    work = [
-        (net, entry.name, entry.problem.replace(direction=direction, math=mode, dtype=dtype, layout=layout))
-        for net, direction in itertools.product(nets, directions)
-        for entry in shapes.load(net)
-        if not layers or entry.name in layers
-    ]
-    checked, peer, until = options.pop("check_every"), options.pop("peer"), time.monotonic() + budget
-    tasks = [(task, number % checked == 0) for number, task in enumerate(work)]
-    # First ours, then the peer, in the same run: two that wait for the device at once starve each other.
-    for row in farm(jobs, _begin, (dtype, options), _measure, tasks, until=until, task_s=45.0):
-        if isinstance(row, Lost):
-            print(f"LOST {row.task and row.task[0]}: {row.why}", flush=True)
-            continue
-        for note in row["notes"]:
-            print(f"note {row['problem']}: {note}", flush=True)
-        if row["timed"]:
-            rows.append(row)
-    print(f"ours: {time.perf_counter() - begun:.0f} s", flush=True)
-    if peer:
-        mine = {row["problem"]: ConvProblem.parse(row["problem"]) for row in rows}
-        known = dict(zip(mine, itertools.repeat(float("nan"))))
-        for found in farm(1, _begin_torch, (), _torch, list(mine.values()), until=until):
-            if isinstance(found, Lost):
-                print(f"LOST torch {found.task}: {found.why}", flush=True)
-            else:
-                known[found[0]] = found[1]
-        for row in rows:
-            row["torch"] = known[row["problem"]]
-    order = {(*task[:2], task[2].direction): number for number, task in enumerate(work)}
-    rows.sort(key=lambda row: order[row["net"], row["layer"], row["direction"]])
-    for row in rows:
-        ms, theirs = row["ms"], row.setdefault("torch", float("nan"))
-        print(f"{row['net']:9} {row['layer']:8} {SHORT[row['direction']]:2} {ms:8.3f} ms"
-              f" {row['gflop'] / ms:6.1f} TF  torch {theirs:8.3f} ratio {theirs / ms:5.2f} err"
-              f" {row.get('error', float('nan')):.1e} first {row['timed'][0][0]:8.3f} {row['solver']}"
-              f" {json.dumps(row['config'])}", flush=True)  # fmt: skip
-    if os.environ.get("OUT"):
-        Path(os.environ["OUT"], label + ".json").write_text(json.dumps({"rows": rows}))
-    took = time.perf_counter() - begun
-    ratios = [row["torch"] / row["timed"][0][0] for row in rows if row["torch"] == row["torch"]]
-    mean = statistics.geometric_mean(ratios) if ratios else math.nan
-    print(f"\n{label}: {len(ratios)} layers, geometric mean of the peer's time over the first choice's {mean:.2f}")
-    print(f"{label}: net  dir  ours ms (first)  torch ms  ratio (first's)  worst; {took:.0f} s")
-    for net, direction in itertools.product(nets, directions):
-        part = [row for row in rows if (row["net"], row["direction"]) == (net, direction)]
-        if part:
-            mine, theirs = (sum(row[key] for row in part) for key in ("ms", "torch"))
-            first = sum(row["timed"][0][0] for row in part)
-            worst = sorted(part, key=lambda row: row["torch"] / row["ms"])[:4]
-            print(f"{net:9} {SHORT[direction]:3} {mine:8.3f} ({first:8.3f}) {theirs:10.3f} {theirs / mine:6.2f}"
-                  f" ({theirs / first:.2f})"
-                  f" errors to {max(row.get('error', 0) for row in part):.1e}  "
-                  + ", ".join(f"{row['layer']} {row['torch'] / row['ms']:.2f}" for row in worst))  # fmt: skip
+def _work(problem: ConvProblem, side: str, sets: Sequence[tuple[Any, ...]], number: int) -> Any:
+    """A side's call over the operands whose turn it is."""
+    with _side(problem, ours=side == "ours"):
+        return _call(problem, *sets[number % len(sets)])
+
+
+def _timed(task: tuple[str, str, str]) -> dict[str, Any]:
+    import torch
+
+    torch.cuda.empty_cache()
+    net, form, text = task
+    problem = ConvProblem.parse(text)
+    count = sets_of(sum(math.prod(getattr(problem, name + "_shape")) for name in "xwy") * problem.itemsize)
+    sets = [_operands(problem) for _ in range(count)]
+    got = _work(problem, "ours", sets, 0).float()
+    expected = _work(problem.replace(math="float32"), "cudnn", [tuple(each.float() for each in sets[0])], 0)
+    error = float((got - expected).norm() / expected.norm())
+    del expected
+    sides = {side: graph_side(functools.partial(_work, problem, side, sets)) for side in ("ours", "cudnn")}
+    ms = medians(sides, SECONDS, SAMPLES)
+    return {"net": net, "form": form, "problem": text, "direction": problem.direction, "error": error, **ms}
+
+
+def _tell(form: str, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    ratios = {row["problem"]: row["cudnn"] / row["ours"] for row in rows}
+    mean = statistics.geometric_mean
+    late, slow = (sum(ratio < bound for ratio in ratios.values()) for bound in (LATE, SLOW))
+    print(f"\n{form}: {len(rows)} problems, cuDNN's time over ours {mean(ratios.values()):.2f}, {late} below {LATE}, "
+          f"{slow} below {SLOW}, errors to {max(row['error'] for row in rows):.1e}")  # fmt: skip
+    print("| net | " + " | ".join(f"{direction}, ms: ours, cuDNN, ratio" for direction in DIRECTIONS) + " |")
+    for net in dict.fromkeys(row["net"] for row in rows):
+        parts = [[row for row in rows if (row["net"], row["direction"]) == (net, each)] for each in DIRECTIONS]
+        sums = [(sum(row["ours"] for row in part), sum(row["cudnn"] for row in part)) for part in parts]
+        print(f"| {net} | " + " | ".join(f"{a:.2f}, {b:.2f}, {b / a:.2f}" if a else "-" for a, b in sums) + " |")
+    for text in sorted(ratios, key=ratios.__getitem__)[:12]:
+        print(f"  {ratios[text]:.2f} {text}")
 
 
 if __name__ == "__main__":
