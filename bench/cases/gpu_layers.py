@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--net", action="append", dest="nets", help="a shape table; six nets without")
     parser.add_argument("--from", type=Path, dest="file", help="a file of problems instead of nets")
     parser.add_argument("--form", action="append", dest="forms", choices=FORMS)
+    parser.add_argument("--solver", help="a name or glob: only these solvers")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 4), help="processes that compile")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument(
@@ -62,11 +63,12 @@ def main() -> None:
     options = parser.parse_args()
     tasks = list(_tasks(options.nets or NETS, options.file, options.forms or ["float32"]))
     random.Random(0).shuffle(tasks)
+    given = options.gpus, options.solver
     until, begin = time.monotonic() + options.within, time.perf_counter()
-    lost = [each for each in farm(options.jobs, _begin, (options.gpus,), _prepare, tasks, until=until) if each]
+    lost = [each for each in farm(options.jobs, _begin, given, _prepare, tasks, until=until) if each]
     print(f"{len(tasks)} problems made ready in {time.perf_counter() - begin:.0f} s", flush=True)
     rows = []
-    for row in farm(options.gpus, _begin, (options.gpus,), _timed, tasks, until=until):
+    for row in farm(options.gpus, _begin, given, _timed, tasks, until=until):
         lost += [row] if isinstance(row, Lost) else []
         rows += [] if isinstance(row, Lost) else [row]
     for each in lost:
@@ -87,19 +89,19 @@ def _tasks(nets: Sequence[str], file: Path | None, forms: Sequence[str]) -> Iter
                 yield net, form, str(layer.replace(direction=direction, **FORMS[form]))
 
 
-_held: list[Any] = []
-"""The lock of this process's GPU."""
+_process: dict[str, Any] = {}
+"""The lock of this process's GPU, and the solvers that it may choose."""
 
 
-def _begin(gpus: int) -> None:
+def _begin(gpus: int, solver: str | None) -> None:
     """This process gets a GPU that no other process of a run has, or where all are taken any of them."""
+    _process["solver"] = solver
     place = os.getpid() % gpus
     for each in range(gpus):
         file = Path(tempfile.gettempdir(), f"convdispatch_bench_gpu{each}").open("w")  # noqa: SIM115 (held)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _held.append(file)
-            place = each
+            _process["lock"], place = file, each
             break
     os.environ["CUDA_VISIBLE_DEVICES"] = str(place)
 
@@ -114,7 +116,8 @@ def _side(problem: ConvProblem, ours: bool) -> Iterator[None]:
     is_tf32 = problem.math == "tf32"
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
     torch.backends.cudnn.benchmark = not ours
-    with torch.inference_mode(), ct.enable() if ours else contextlib.nullcontext(), cd.policy(tier="full"):
+    choice = ct.enable() if ours else contextlib.nullcontext()
+    with torch.inference_mode(), choice, cd.policy(tier="full", solver=_process.get("solver")):
         yield
 
 
