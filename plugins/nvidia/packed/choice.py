@@ -55,8 +55,9 @@ PHASES_FACTOR = 1.2  # measured over predicted time of strided NHWC data gradien
 # large one takes the longer.
 NATIVE_OVERLAP, PACKED_OVERLAP = 1.72, 1.5
 NATIVE_FACTOR = 1.03  # measured over predicted time of 16-bit forward and data gradient, operands not cached
-NATIVE_WEIGHTS_FACTOR = {False: 0.7, True: 1.03}
-"""Measured over predicted time of 16-bit weights' gradients, by whether the kernel has several taps: 20 layers."""
+NATIVE_WEIGHTS_FACTOR = {"wgmma": (0.7, 1.03), "mma": (0.86, 0.86)}
+"""Measured over predicted time of 16-bit weights' gradients of one tap and of several, by engine: 20 layers, and 148
+problems."""
 PART_PASSES = 1.5  # passes over the partial sums that writing and adding them takes
 CARRY_FACTOR = 0.22  # time of compensated summation, relative to that of ``mma``'s products
 ADDITIONS_PER_CYCLE = 128.0  # float32 additions per cycle of a multiprocessor
@@ -209,8 +210,8 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
     if tiling.tile.window and tiling.format.float32_accurate:
         return total * FP32_WINDOW_FACTOR
     if tiling.format.name == "native":
-        several_taps = tiling.geometry.phases[0].volume > 1
-        return total * (NATIVE_FACTOR if tiling.data else NATIVE_WEIGHTS_FACTOR[several_taps])
+        of_weights = NATIVE_WEIGHTS_FACTOR[tiling.tile.engine][tiling.geometry.phases[0].volume > 1]
+        return total * (NATIVE_FACTOR if tiling.data else of_weights)
     return total
 
 
