@@ -188,6 +188,12 @@ def _rated(problem: ConvProblem, base: TmaTile, units: int) -> Iterator[_Rated]:
                 yield tile, rows[fits], seconds(tiling, units)[fits], ranks[fits]
 
 
+def tile_of(shared: TmaTile, row: np.ndarray) -> TmaTile:
+    """The tile of one row of ``NUMBERS``."""
+    fields = dict(zip(NUMBERS, row.tolist(), strict=True))
+    return dataclasses.replace(shared, **fields | {"turns": bool(fields["turns"])})
+
+
 def _bases(unfolded: ConvProblem) -> Iterator[tuple[ConvProblem, TmaTile]]:
     """Problems of folded pixels or gathered taps, each with the fields that its tiles share."""
     taps = gathers(unfolded)
@@ -213,5 +219,4 @@ def choices(problem: ConvProblem, units: int) -> Iterator[TmaTile]:
     ranks = np.concatenate([ranks + (place << 48) for place, (*_, ranks) in kinds])
     tiles = [tile for _, (tile, each, *_) in kinds for _ in each]
     for place in np.lexsort((ranks, costs))[:MAX_CHOICES].tolist():
-        fields = dict(zip(NUMBERS, rows[place].tolist(), strict=True))
-        yield dataclasses.replace(tiles[place], **fields | {"turns": bool(fields["turns"])})
+        yield tile_of(tiles[place], rows[place])
