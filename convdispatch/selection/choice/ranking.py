@@ -150,8 +150,8 @@ def _first_cheaply(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> 
 def _with_a_chance(
     problem: ConvProblem, device: DeviceInfo, policy: Policy, solvers: Mapping[str, Solver]
 ) -> dict[str, Solver]:
-    """The accepting ones of ``solvers`` that may be first where nothing is measured: without those that go after another
-    one even if they take no longer than their ``least_seconds``."""
+    """The accepting ones of ``solvers`` that may be first where nothing is measured: without those that go after
+    another one even if they take no longer than their ``least_seconds``."""
     order, kept, best = preferred(problem, device), {}, None
     asked = {name: solver for name, solver in solvers.items() if refuses_kind(solver, problem, device) is None}
     least = {name: _sort_key(order, name, least_seconds(solver, problem, device))[0] for name, solver in asked.items()}

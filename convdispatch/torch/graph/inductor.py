@@ -224,16 +224,17 @@ def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool
 
 
 def _prepare(tasks: Sequence[Any], tuned: bool = False) -> None:
-    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
-        with compiled_side_by_side(tasks, tasks[0].keywords["device"]):
-            for _ in range(1 + tuned):
-                planned = []
-                for task in tasks:
-                    with contextlib.suppress(Exception):  # PyTorch computes this problem; the call reports why
-                        planned.append(task())
-                ours = [call for call in planned if call.prepared is not None]
-                if tuned and ours:
-                    tune([call.problem for call in ours], ours[0].device)
+    device = tasks[0].keywords["device"]
+    real_tensors = torch._subclasses.fake_tensor.unset_fake_temporarily()
+    with real_tensors, torch.no_grad(), compiled_side_by_side(tasks, device):
+        for _ in range(1 + tuned):
+            planned = []
+            for task in tasks:
+                with contextlib.suppress(Exception):  # PyTorch computes this problem; the call reports why
+                    planned.append(task())
+            ours = [call for call in planned if call.prepared is not None]
+            if tuned and ours:
+                tune([call.problem for call in ours], ours[0].device)
 
 
 def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:

