@@ -154,16 +154,12 @@ def counted(net: Any, side: str, batch: int, size: int, dtype: torch.dtype, devi
         if side == "inductor":
             return compile_fx(graph, inputs, inner_compile=count)
 
-        # compile_fx calls itself by name where there are patches, then with an inner compiler.
-        def ours(graph: Any, inputs: Any, **options: Any) -> Any:
-            return compile_fx(graph, inputs, **{"inner_compile": count, **options})
-
         def pays(judge: Any, plain: Any, fused: Any, *saved: int) -> bool:
             before = any(problem.norm and problem.direction != "bwd_data" for problem in fused)
             return side == "fused" or (side == "gradients" and not before)
 
         with (
-            mock.patch("torch._inductor.compile_fx.compile_fx", ours),
+            mock.patch("torch._inductor.compile_fx.compile_fx_inner", count),
             mock.patch.object(inductor, "prepare_kernels"),
             mock.patch.object(inductor, "available", return_value=True),
             mock.patch.object(FusionJudge, "__init__", _judge_for_h200),

@@ -68,6 +68,7 @@ from .geometry import Geometry as Geometry
 from .geometry import Phase as Phase
 from .geometry import TensorLayout as TensorLayout
 from .geometry import geometry_of as geometry_of
+from .geometry import least_products as least_products
 from .geometry import phase_count as phase_count
 from .hookspecs import API_VERSION as API_VERSION
 from .hookspecs import hookimpl as hookimpl

@@ -118,6 +118,10 @@ class Declared(Solver):
         """Calls ``cost`` of the declared solver."""
         return self.solver.cost(problem, device, config)
 
+    def least_seconds(self, problem: ConvProblem, device: DeviceInfo) -> float:
+        """Calls ``least_seconds`` of the declared solver."""
+        return self.solver.least_seconds(problem, device)
+
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Calls ``workspace`` of the declared solver."""
         return self.solver.workspace(problem, device, config)

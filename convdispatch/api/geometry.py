@@ -173,6 +173,16 @@ def phase_count(problem: ConvProblem) -> int:
     return min(problem.sd, problem.id) * min(problem.sh, problem.ih) * min(problem.sw, problem.iw)
 
 
+def least_products(problem: ConvProblem) -> int:
+    """Multiply-adds that every implicit matrix product of a problem computes at least: those of padding count, but not
+    those of places of a data gradient that padding has beyond the source."""
+    places = 1
+    for axis in problem.axes:
+        i, o, s = (getattr(problem, letter + axis) for letter in "ios")
+        places *= i // s if problem.direction == "bwd_data" else o
+    return problem.mb * places * math.prod(problem.w_shape)
+
+
 @functools.lru_cache(maxsize=1024)
 def geometry_of(problem: ConvProblem) -> Geometry:
     """The geometry of ``problem``'s direction; together its phases write every place of the target once."""

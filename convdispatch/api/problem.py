@@ -341,6 +341,10 @@ class ConvProblem:
     # --- the problem as text -----------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         words = [self.direction, self.dtype_text]
         words += [self.layout] if self.layout != "nchw" else []
         words += [self.math] if self.math != "float32" else []

@@ -115,6 +115,14 @@ class Solver(ABC):
         """
         return None
 
+    def least_seconds(self, problem: ConvProblem, device: DeviceInfo) -> float:
+        """Seconds below which ``cost`` is for no configuration, without listing any; 0.0 when unknown.
+
+        Spares a choice the configurations of a solver that cannot be the fastest. Also asked about problems that the
+        solver would reject; any answer is right there.
+        """
+        return 0.0
+
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Bytes of workspace that the plan of ``config`` will ask for, without compiling; None when unknown.
 

@@ -41,6 +41,8 @@ _MAX_ANSWERS = 8192
 
 _lock = threading.Lock()
 _answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
+_refused_kinds: dict[tuple[Any, ...], str] = {}
+"""Reasons of solvers that compute no problem of a kind, see ``refuses_kind``."""
 
 
 class Fault(Exception):
@@ -73,12 +75,15 @@ class SolverAnswers:
         if self.refused is not None:
             # Where dtypes differ by direction, a rewriting may turn the direction into one that takes this dtype.
             self.elsewhere = None if isinstance(solver.dtypes, Mapping) else self.refused
+            _refused_kinds[_kind(solver, problem, device)] = self.refused
             return
         if self.fault is None and "chain" not in vars(solver):
             self.fault = answer_trial.fault(solver.name, problem, device)
             self._kind = "no answer"
         try:
             self.elsewhere = self._answer("serves", _checked_reason)
+            if self.elsewhere:
+                _refused_kinds[_kind(solver, problem, device)] = self.elsewhere
             self.refused = self.elsewhere or out_of_reach(problem) or self._answer("rejects", _checked_reason)
             if self.refused is None:
                 self.default, self._configs = self._answer("configs", _checked_default)
@@ -263,6 +268,17 @@ def query(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> SolverAns
     return cached_answers
 
 
+def refuses_kind(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> str | None:
+    """Why a solver refuses all problems of this dtype and direction on the device; None if it takes some, and before
+    it was queried about the first of them."""
+    return _refused_kinds.get(_kind(solver, problem, device)) if _refused_kinds else None
+
+
+def _kind(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> tuple[Any, ...]:
+    root = vars(solver).get("root", solver)
+    return id(root), root is solver, problem.dtype, problem.direction, problem.math == "reproducible", device
+
+
 def admits(problem: ConvProblem, math_: str) -> bool:
     """Whether a solver may plan a problem in this math: its own or, of float32 data, a more accurate one."""
     return math_ == problem.math or (problem.dtype == "float32" and math_ in FLOORS.get(problem.math, ()))
@@ -285,6 +301,7 @@ def forget() -> None:
     """Drop the cached replies, so that every solver is queried again."""
     with _lock:
         _answers.clear()
+        _refused_kinds.clear()
 
 
 def serves(solver: Solver, device: DeviceInfo) -> bool:
@@ -316,6 +333,22 @@ def predicted(
         raise
     except BaseException:  # The configuration is invalid for this problem, so there is no prediction.
         return None
+
+
+def least_seconds(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> float:
+    """Seconds that a solver, if it accepts the problem, predicts at least for every configuration, passes for what it
+    does not fuse included; 0.0 if unknown."""
+    if not plugins().proven(solver.name):
+        return 0.0
+    seen = visible_problem(solver, problem)
+    maths = (seen.math, *FLOORS.get(seen.math, ())) if seen.dtype == "float32" else (seen.math,)
+    try:
+        least = min(checked_cost(ask(solver, "least_seconds", _with_math(seen, each), device)) or 0.0 for each in maths)
+    except (KeyboardInterrupt, Frozen):
+        raise
+    except BaseException:  # ``query`` will ask the solver itself
+        return 0.0
+    return least and least + unfused_seconds(solver, problem, device)
 
 
 def _least_cost(solver: Solver, seen: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import fields
 from typing import Any
@@ -28,16 +29,19 @@ def visible_problem(solver: Solver, problem: ConvProblem) -> ConvProblem:
 
     Parts that follow an unfused one in the epilogue's order are left to the generic pass too.
     """
-    if problem.quantized:
-        return problem
+    return problem if problem.quantized else _visible(frozenset(solver.fuses), problem)
+
+
+@functools.lru_cache(maxsize=1024)
+def _visible(fuses: frozenset[str], problem: ConvProblem) -> ConvProblem:
     plain = {"bias": False, "residual": False, "activation": None, "accumulate": False}
     changes: dict[str, Any] = {}
-    if problem.norm and not problem.masked and "norm" not in solver.fuses:
+    if problem.norm and not problem.masked and "norm" not in fuses:
         changes["norm"] = None
     stages = {**plain, "norm": None, "sums": False} if problem.masked else {**plain, "sums": False}
     unfused: dict[str, Any] = {}
     for part, absent_value in stages.items():
-        if getattr(problem, part) and (part not in solver.fuses or unfused):
+        if getattr(problem, part) and (part not in fuses or unfused):
             unfused[part] = absent_value
     # What is added to the output's old content must be whole.
     if unfused and problem.accumulate:

@@ -74,6 +74,12 @@ class Im2col(Solver):
             dtype_factor = NARROW_FACTOR if DTYPES[problem.dtype].widened else 1.0
             peaks = rates(device)
             return dtype_factor * _METHODS[config["method"]](problem, config).cost(Balance.of(peaks)) / peaks.flops
+        return self.least_seconds(problem, device)
+
+    def least_seconds(self, problem: ConvProblem, device: DeviceInfo) -> float:
+        """On a GPU the cost of any configuration; 0.0 on a CPU."""
+        if device.type == "cpu":
+            return 0.0
         lowered = problem.flops / 2 / max(1, problem.oc // problem.g)
         return (problem.flops / 0.8 + 8 * lowered) / (SUSTAINED * rates(device).flops)
 

@@ -42,6 +42,14 @@ class TileSolver(Solver):
         """Predicted seconds on ``units`` multiprocessors of an H200 whose memory copies ``copy`` bytes per second."""
         raise NotImplementedError
 
+    def least_seconds(self, problem: ConvProblem, device: DeviceInfo) -> float:
+        """``least`` scaled to this device's speed."""
+        return self.least(problem, device.compute_units, memory(device)) * pace(device)
+
+    def least(self, problem: ConvProblem, units: int, copy: float) -> float:
+        """Seconds below which ``seconds`` is for no tile of a problem; 0.0 if unknown."""
+        return 0.0
+
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
         """The tiles as configurations, as far as the architecture has local memory for them."""
         limit = LOCAL_LIMITS.get(device.arch, LEAST_LOCAL_LIMIT)

@@ -11,12 +11,15 @@ from records import record
 
 import convdispatch as cd
 from convdispatch.api import DeviceInfo
-from convdispatch.selection import dispatch
+from convdispatch.selection import dispatch, solver_query
 from convdispatch.selection.choice import lockfile, ranking
 from convdispatch.selection.choice.ranking import Choices, rank
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.records.perfdb import perfdb
 from convdispatch.selection.records.record import device_key
+from convdispatch.selection.solver_query import query
+from convdispatch.selection.visible_problem import unfused_seconds
+from convdispatch.tools.targets.described import DESCRIBED
 
 PLUGIN = """
 from convdispatch.api import Solver, hookimpl
@@ -160,3 +163,54 @@ def test_the_first_is_the_same_where_derived_solvers_are_not_asked(rules, only, 
             assert (first.solver.name, first.config, first.source) == (best.solver.name, best.config, best.source)
             answers.add((was_asked, "+" in best.solver.name))
     assert answers == ({(False, False), (True, True)} if asks else {(False, False)})
+
+
+LAYERS = [
+    "fwd_bf16_nhwc_mb64ic256ih56iw56oc64kh1kw1",
+    "bwd_data_bf16_nhwc_mb64ic128ih28iw28oc512kh1kw1+norm(relu)+sums",
+    "fwd_bf16_nhwc_mb64ic128ih28iw28oc128kh3kw3ph1pw1+sums",
+    "bwd_weights_bf16_nhwc_mb64ic128ih28iw28oc128kh3kw3ph1pw1",
+    "fwd_f16_nhwc_mb1ic512ih7iw7oc512kh3kw3ph1pw1+bias+relu",
+    "bwd_data_f16_mb8ic64ih56iw56oc64kh3kw3sh2sw2ph1pw1",
+    "fwd_f32_tf32_mb64ic64ih56iw56oc64kh3kw3ph1pw1",
+    "bwd_weights_f32_mb8ic3ih64iw64oc64kh7kw7sh2sw2ph3pw3",
+    "fwd_f32_nhwc_g32mb8ic128ih28iw28oc128kh3kw3ph1pw1",
+    "bwd_data_f32_mb2ic8ih7iw7oc8kh3kw3ph2pw2",
+]
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_no_configuration_takes_less_than_the_least_seconds(text):
+    problem, known = cd.ConvProblem.parse(text), 0
+    for device in (DESCRIBED["h200"], DESCRIBED["a100"], DESCRIBED["mi210"]):
+        for solver in loader.plugins().solvers.values():
+            least, answers = solver_query.least_seconds(solver, problem, device), query(solver, problem, device)
+            if least and answers.accepts:
+                costs = [answers.cost(config) + unfused_seconds(solver, problem, device) for config in answers.configs]
+                assert min(costs) >= least * (1 - 1e-9)
+                known += 1
+        best = rank(problem, device)[0]
+        first = Choices(problem, device).first
+        assert (first.solver.name, first.config, first.source) == (best.solver.name, best.config, best.source)
+    assert known > 3
+
+
+@pytest.mark.parametrize(
+    ("text", "lists"),
+    [("fwd_bf16_nhwc_mb64ic256ih56iw56oc64kh1kw1", 1), ("bwd_data_bf16_nhwc_mb64ic128ih28iw28oc128kh3kw3ph1pw1", 8)],
+)
+def test_solvers_that_cannot_be_first_list_no_configurations(text, lists, monkeypatch):
+    """And those for other devices and dtypes are not queried about a second problem."""
+    problem, device, asked = cd.ConvProblem.parse(text), DESCRIBED["h200"], []
+    dispatch.forget()
+    Choices(problem.replace(mb=32), device)
+    ask = solver_query.ask
+
+    def noted(solver, method, *given):
+        asked.append((solver.name, method))
+        return ask(solver, method, *given)
+
+    monkeypatch.setattr(solver_query, "ask", noted)
+    assert Choices(problem, device).first.solver.name == "nvidia.tma"
+    assert len([solver for solver, method in asked if method == "configs"]) <= lists
+    assert len({solver for solver, method in asked if method == "rejects"}) < len(loader.plugins().solvers) / 2

@@ -3,9 +3,11 @@
 import copy
 import inspect
 import itertools
+import threading
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch_checks import error, in_double, with_statistics
 
 import convdispatch.torch as ct
@@ -82,6 +84,49 @@ def test_gradients_are_the_model_s_and_convolutions_ours(has_compiler, monkeypat
     counts = ct.counters()
     assert (counts["convolution"], counts["convolution_backward"], counts["left"]) == (4, 4, 0)
     assert not has_compiler or "with gradients" in next(iter(backend.graphs[0].descriptions().values()))
+
+
+def test_kernels_are_compiled_beside_inductor_s_code(monkeypatch):
+    """Planning begins before inductor lowers a graph, and does not hold that up."""
+    if not inductor.available("cpu"):
+        pytest.skip("no C++ compiler")
+    from torch._inductor.graph import GraphLowering
+
+    lowering, beside = threading.Event(), {}
+    prepare, lower = inductor._prepare, GraphLowering.run
+
+    def preparing(tasks, *tuned):
+        parts = [task.args[0] for task in tasks]
+        beside[" ".join(parts)] = lowering.wait(120)
+        prepare(tasks, *tuned)
+
+    monkeypatch.setattr(inductor, "_prepare", preparing)
+    monkeypatch.setattr(GraphLowering, "run", lambda *arguments: (lowering.set(), lower(*arguments))[1])
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3)), torch.randn(1, 3, 9, 8)
+    at_once, anew = torch._functorch.config.patch, torch._inductor.config.patch
+    with at_once(force_non_lazy_backward_lowering=True), anew(force_disable_caches=True):
+        torch.compile(model, backend=Backend())(x)
+    assert beside == {"forward forward": True, "data weights weights": True}
+
+
+def test_a_graph_waits_for_its_kernels(monkeypatch):
+    goes_on = threading.Event()
+
+    def prepare(tasks):
+        assert goes_on.wait(120)
+        raise MemoryError(f"{len(tasks)} problems")
+
+    monkeypatch.setattr(inductor, "_prepare", prepare)
+    x, w, geometry = torch.ones(1, 3, 9, 8), torch.ones(4, 3, 3, 3), ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    graph = make_fx(lambda x, w: torch.ops.convdispatch.convolution(x, w, None, *geometry), tracing_mode="fake")(x, w)
+
+    def compile_graph():
+        with inductor.kernels_beside():
+            inductor.prepare_kernels(graph.graph, None, constant=False)
+            goes_on.set()
+
+    with pytest.raises(MemoryError, match="1 problems"):
+        compile_graph()
 
 
 @pytest.fixture

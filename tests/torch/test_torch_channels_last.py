@@ -150,10 +150,7 @@ def test_inductor_hands_our_operators_the_graph_s_strides(monkeypatch):
     from torch._inductor import compile_fx
 
     operations: list[object] = []
-    plain, lower = compile_fx.compile_fx, _operations(operations, is_inference=False)
-    monkeypatch.setattr(
-        compile_fx, "compile_fx", lambda graph, inputs, **kw: plain(graph, inputs, **{"inner_compile": lower, **kw})
-    )
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", _operations(operations, is_inference=False))
     monkeypatch.setattr(inductor, "prepare_kernels", lambda *_, **__: None)
     torch._dynamo.reset()
     model = torch_zoo.ResNet((1, 3, 3), torch_zoo._bottleneck, 4, base=8).train().to(memory_format=torch.channels_last)

@@ -455,7 +455,7 @@ def test_no_more_is_saved_than_by_inductor(pays, dtype, judge, monkeypatch):
         pytest.skip("no C++ compiler")
     from torch._inductor import compile_fx
 
-    graphs, real = {}, compile_fx.compile_fx
+    graphs = {}
 
     def inner(graph, inputs, **options):
         graphs["backward" if options.get("is_backward") else "forward"] = graph
@@ -466,8 +466,8 @@ def test_no_more_is_saved_than_by_inductor(pays, dtype, judge, monkeypatch):
         run._boxed_call = True
         return run
 
-    def split(graph, inputs, **options):
-        return real(graph, inputs, **{"inner_compile": inner, **options})
+    def split(graph, inputs):
+        return compile_fx.compile_fx(graph, inputs, inner_compile=inner)
 
     def saved(backend) -> int:
         torch._dynamo.reset()
@@ -481,7 +481,7 @@ def test_no_more_is_saved_than_by_inductor(pays, dtype, judge, monkeypatch):
         nodes = [each for each in graphs["forward"].graph.output_node().args[0] if each is not None]
         return sum(each.meta["val"].nbytes for each in nodes if each.name in read and each.op != "placeholder")
 
-    monkeypatch.setattr(compile_fx, "compile_fx", split)
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", inner)
     monkeypatch.setattr(inductor, "prepare_kernels", lambda *_, **__: None)
     # Statistics alone: no convolution has a norm, or the sums of two gradients.
     judge({

@@ -68,6 +68,11 @@ def largest(a: Any, b: Any) -> Any:
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
+def smallest(a: Any, b: Any) -> Any:
+    """The smaller of two numbers; of arrays, element by element."""
+    return -largest(-a, -b)
+
+
 def many(tile: Any, names: Sequence[str], rows: np.ndarray) -> Any:
     """Many tiles, which differ in the named fields only, as one tile whose fields are arrays; each row is a tile."""
     return dataclasses.replace(tile, **dict(zip(names, rows.T, strict=True)))
@@ -77,9 +82,10 @@ def fitting(tiling: Any, count: int) -> np.ndarray:
     """Whether each of ``count`` tiles can run the tiling's problem: an array of bool."""
     violated = np.zeros(count, bool)
     for fault, _ in tiling.faults():
-        violated = violated | fault
-        if violated.all():
-            break
+        if fault is not False:
+            violated = violated | fault
+            if violated.all():
+                break
     return ~violated
 
 

@@ -12,7 +12,9 @@ as the copies that they make, and which a rule prefers only by name.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import math
 import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +31,7 @@ from ..derivation import Derived, derived, may_beat
 from ..plugins.loader import plugins
 from ..plugins.registry import Rule, packaged_path, registry
 from ..records.perfdb import perfdb
-from ..solver_query import Fault, SolverAnswers, predicted, query
+from ..solver_query import Fault, SolverAnswers, least_seconds, predicted, query, refuses_kind
 from ..visible_problem import unfused_seconds
 from . import lockfile
 from .evidence import Evidence, Prediction, admitted_records, ahead, error_reason, from_neighbours, measured
@@ -116,15 +118,17 @@ def _first_cheaply(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> 
         return None
     predicting = {plugin: solvers for plugin, solvers in by_plugin.items() if plugin not in silent}
     direct = dict(sorted((name, solver) for solvers in predicting.values() for name, solver in solvers.items()))
+    records = [one for one in admitted_records(problem, device, policy) if not one.inconclusive]
+    recorded = [record.solver for record in records]
+    # Measured neighbours are records of other batches: they do not bear on a choice for every batch.
+    nearby = set() if policy.is_invariant else neighbours(perfdb(), device).solvers(problem)
+    if not recorded and not nearby:
+        direct = _with_a_chance(problem, device, policy, direct)
     try:
         placed = _ranked(problem, device, policy, lambda: direct)
     except NoSolver:
         return None
     first = placed[0][0]
-    records = [one for one in admitted_records(problem, device, policy) if not one.inconclusive]
-    recorded = [record.solver for record in records]
-    # Measured neighbours are records of other batches: they do not bear on a choice for every batch.
-    nearby = set() if policy.is_invariant else neighbours(perfdb(), device).solvers(problem)
     if _may_derived_be_first(problem, device, predicting, placed, recorded, nearby):
         return None
     # A measured solver was put first; records that are slower than its own do not affect the choice.
@@ -141,6 +145,29 @@ def _first_cheaply(problem: ConvProblem, device: DeviceInfo, policy: Policy) -> 
         return None
     names = [name for plugin in silent for name in by_plugin[plugin]]
     return first if all(_sort_key(order, name, None)[0] > least_place for name in names) else None
+
+
+def _with_a_chance(
+    problem: ConvProblem, device: DeviceInfo, policy: Policy, solvers: Mapping[str, Solver]
+) -> dict[str, Solver]:
+    """The accepting ones of ``solvers`` that may be first where nothing is measured: without those that go after
+    another one even if they take no longer than their ``least_seconds``."""
+    order, kept, best = preferred(problem, device), {}, None
+    asked = {name: solver for name, solver in solvers.items() if refuses_kind(solver, problem, device) is None}
+    least = {name: _sort_key(order, name, least_seconds(solver, problem, device))[0] for name, solver in asked.items()}
+    for name in sorted(least, key=lambda name: (least[name][2] > 0, least[name])):
+        if best is not None and least[name] > best:
+            continue
+        solver = asked[name]
+        if refusal(solver, problem, device, policy) is None:
+            kept[name] = solver
+            answers = query(solver, problem, device)
+            with contextlib.suppress(Fault):
+                cost = answers.cost(next(admitted(answers, policy)))
+                if cost is not None:
+                    cost += unfused_seconds(solver, problem, device)
+                    best = min(best or (math.inf,), _sort_key(order, name, cost)[0])
+    return kept
 
 
 def _may_derived_be_first(
@@ -198,6 +225,9 @@ def refusal(solver: Solver, problem: ConvProblem, device: DeviceInfo, policy: Po
     if policy.is_strict_nan and solver.spreads_nonfinite is not False:
         says = "spreads an infinity or NaN" if solver.spreads_nonfinite else "does not say spreads_nonfinite = False"
         return "refused", f"policy(strict_nan=True), and this solver {says}"
+    # Most solvers are for other devices or dtypes, and need not be asked about each problem again.
+    if reason := refuses_kind(solver, problem, device):
+        return "refused", reason
     invariant = policy.is_invariant and problem.direction != "bwd_weights"
     problem = policy.problem_of_choice(problem)
     set_aside_reason = set_aside_here(solver, problem, device)

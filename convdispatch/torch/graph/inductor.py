@@ -7,18 +7,21 @@ operator. Nothing is fused twice: our pass takes the epilogues of convolutions f
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import functools
 import importlib.util
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import fx
 
+from ...device import background
 from ..compile import fused_operator, normed_operators, operators
 from ..dispatch import engine
 from ..dispatch.routing import settings_in_force
@@ -83,7 +86,17 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Any], backend: Any) -> Call
         with config.patch(backend.patches):
             decompositions = dict(select_decomp_table())
         decompositions.pop(torch.ops.aten.max_pool2d_with_indices_backward.default, None)
-    return compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions)  # type: ignore[no-any-return]
+    return compile_fx(  # type: ignore[no-any-return]
+        graph, inputs, inner_compile=_compiled_beside_kernels, config_patches=patches, decompositions=decompositions
+    )
+
+
+def _compiled_beside_kernels(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """As inductor's own inner compiler; its code and our kernels are compiled side by side."""
+    from torch._inductor import compile_fx
+
+    with kernels_beside():
+        return compile_fx.compile_fx_inner(graph, inputs, **options)
 
 
 def with_our_operators(
@@ -117,12 +130,12 @@ def compiled_frozen(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backe
     if backend.patches.get("triton.cudagraphs"):
         # The module keeps CUDA graphs by thread; PyTorch 2.11 sets up that thread alone which imports it: the caller's.
         from torch._inductor import cudagraph_trees  # noqa: F401 (imported for that alone)
-    if ours:
-        graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
-    else:
-        _fold(graph)
-
-    return _compiled_aside(graph, inputs, {**backend.patches, "freezing": True})
+    with kernels_beside():
+        if ours:
+            graph = with_our_operators(graph, inputs[0].device, backend.mode, compiled=True)
+        else:
+            _fold(graph)
+        return _compiled_aside(graph, inputs, {**backend.patches, "freezing": True})
 
 
 def compiled_for_any_weights(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], backend: Any, ours: bool) -> Any:
@@ -137,7 +150,7 @@ def _compiled_aside(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], patch
     from torch._inductor.compile_fx import compile_fx
 
     def compile_graph() -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), kernels_beside():
             return compile_fx(graph, list(inputs), config_patches={"fallback_random": True, **patches})
 
     with ThreadPoolExecutor(1) as thread:
@@ -160,6 +173,38 @@ def operator_by_operator(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
 
 
+_beside = threading.local()
+
+
+@contextlib.contextmanager
+def kernels_beside() -> Iterator[None]:
+    """Inside the block ``prepare_kernels`` returns at once, and its work goes on in a thread beside the caller's. The
+    block ends when that is done; after an interrupt it goes on in vain."""
+    outer, begun = getattr(_beside, "begun", None), list[Future[None]]()
+    _beside.begun = begun
+    try:
+        yield
+    finally:
+        _beside.begun = outer
+    for work in begun:
+        work.result()
+
+
+def _begin(work: Callable[[], None]) -> Future[None]:
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # raised at the end of the block
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    background.start(functools.partial(contextvars.copy_context().run, run), "convdispatch-graph")
+    return done
+
+
 def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool, tuned: bool = False) -> None:
     """Plan every convolution of a graph with our operators. Convolutions of symbolic sizes are planned at their call.
 
@@ -167,21 +212,29 @@ def prepare_kernels(graph: fx.Graph, device: torch.device | None, constant: bool
     frozen parameters, as in a graph for inference. ``tuned``: each problem is measured, and planned by what was found.
 
     Whoever compiles a graph waits for its kernels anyway; a CUDA graph that is captured before they are there would
-    keep PyTorch's for good.
+    keep PyTorch's for good. Inside ``kernels_beside`` the kernels of a graph that is not ``tuned`` are there at the
+    end of that block.
     """
-    with torch._subclasses.fake_tensor.unset_fake_temporarily(), torch.no_grad():
-        tasks = [task for node in graph.nodes for task in _tasks(node, device, constant)]
-        if not tasks:
-            return
-        with compiled_side_by_side(tasks, tasks[0].keywords["device"]):
-            for _ in range(1 + tuned):
-                planned = []
-                for task in tasks:
-                    with contextlib.suppress(Exception):  # PyTorch computes this problem; the call reports why
-                        planned.append(task())
-                ours = [call for call in planned if call.prepared is not None]
-                if tuned and ours:
-                    tune([call.problem for call in ours], ours[0].device)
+    tasks = [task for node in graph.nodes for task in _tasks(node, device, constant)]
+    begun = None if tuned else getattr(_beside, "begun", None)
+    if tasks and begun is not None:
+        begun.append(_begin(functools.partial(_prepare, tasks)))
+    elif tasks:
+        _prepare(tasks, tuned)
+
+
+def _prepare(tasks: Sequence[Any], tuned: bool = False) -> None:
+    device = tasks[0].keywords["device"]
+    real_tensors = torch._subclasses.fake_tensor.unset_fake_temporarily()
+    with real_tensors, torch.no_grad(), compiled_side_by_side(tasks, device):
+        for _ in range(1 + tuned):
+            planned = []
+            for task in tasks:
+                with contextlib.suppress(Exception):  # PyTorch computes this problem; the call reports why
+                    planned.append(task())
+            ours = [call for call in planned if call.prepared is not None]
+            if tuned and ours:
+                tune([call.problem for call in ours], ours[0].device)
 
 
 def _tasks(node: fx.Node, device: torch.device | None, constant: bool) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of, rates
+from convdispatch.api import ConvProblem, DeviceInfo, Geometry, geometry_of, least_products, rates
 
 from .product import Product, Tile, tap_run
 
@@ -198,6 +198,12 @@ def seconds(product: Product, device: DeviceInfo) -> Any:
     cost = cost + _bank_waits(product) * BANK_OPS
     cost = np.maximum(cost, (slices * t.bk + START_STEPS) * ALONE_OPS * max(1, device.compute_units))
     return cost / (SUSTAINED * peaks.flops) + traffic / (COPY_SHARE * peaks.bandwidth) + launches * peaks.launch
+
+
+def least_seconds(problem: ConvProblem, device: DeviceInfo) -> float:
+    """Return seconds below which no tile is predicted: of the operations, at the largest share of the peak."""
+    best_share = max(shares[problem.direction == "bwd_weights"] for shares in (*_TILES.values(), (0.5, 0.5)))
+    return 2 * least_products(problem) / (best_share * SUSTAINED * rates(device).flops)
 
 
 def _bank_waits(product: Product) -> Any:

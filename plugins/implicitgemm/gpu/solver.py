@@ -32,7 +32,7 @@ from convdispatch.api import (
 from convdispatch.api.matrix import Parts, reduction_launch
 
 from ..solving import launch
-from .choice import choices, fits, seconds
+from .choice import choices, fits, least_seconds, seconds
 from .product import MAX_INT_OFFSET, Loader, Product, Tile, most_columns
 
 
@@ -64,6 +64,10 @@ class Tiled(Solver):
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Return the predicted seconds: tiles in whole waves of work groups, at the share of the peak they reach."""
         return seconds(Product(problem, Tile.of(config)), device)
+
+    def least_seconds(self, problem: ConvProblem, device: DeviceInfo) -> float:
+        """The operations at the largest share of the peak that any tile reaches."""
+        return least_seconds(problem, device)
 
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> TiledPlan:
         return TiledPlan(context, problem, config)

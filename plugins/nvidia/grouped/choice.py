@@ -60,6 +60,12 @@ def seconds(tiling: GroupedTiling | GroupedSums, units: int, copy: float = COPY)
     return (_sums_seconds if isinstance(tiling, GroupedSums) else _seconds)(tiling, units, copy)  # type: ignore
 
 
+def least(problem: ConvProblem, copy: float) -> float:
+    """Seconds below which no tile is predicted: each tensor moved once."""
+    costs = SumsCosts if problem.direction == "bwd_weights" else Costs
+    return problem.bytes / (costs.MEMORY_SHARE * copy) + costs.LAUNCH_SECONDS + costs.FILL_SECONDS
+
+
 def _seconds(tiling: GroupedTiling, units: int, copy: float) -> float:
     t, pairs, resident = tiling.tile, len(tiling.pairs), _resident(tiling)
     taps = tiling.taps * tiling.sources

@@ -22,7 +22,7 @@ from convdispatch.api.matrix import MATRIX_TILES, Parts, reduction_launch, writt
 from ..instructions import Instructions
 from ..probe import require
 from ..solving import TileSolver
-from .choice import choices, seconds
+from .choice import choices, least, seconds
 from .tiling import GroupedSums, GroupedTile, GroupedTiling, SumsTile
 
 MAX_PHASES = 16
@@ -52,6 +52,9 @@ class Grouped(TileSolver):
         if phase_count(problem) > MAX_PHASES:
             return f"strides of up to {MAX_PHASES} phases, got {phase_count(problem)}"
         return GroupedTiling(problem, GroupedTile(frag_m=1)).misfit
+
+    def least(self, problem: ConvProblem, units: int, copy: float) -> float:
+        return least(problem, copy)
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[GroupedTile | SumsTile]:
         return choices(problem, device.compute_units)

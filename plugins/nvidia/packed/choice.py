@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from convdispatch.api import ConvProblem
+from convdispatch.api import ConvProblem, least_products
 from convdispatch.api.matrix import FORMATS, fitting, formats, in_waves, many, part_counts, product_geometry, window
 
 from ..instructions import LOCAL_LIMIT
@@ -213,6 +213,23 @@ def seconds(tiling: Tiling, units: int, copy: float = COPY) -> Any:
         of_weights = NATIVE_WEIGHTS_FACTOR[tiling.tile.engine][tiling.geometry.phases[0].volume > 1]
         return total * (NATIVE_FACTOR if tiling.data else of_weights)
     return total
+
+
+def least(problem: ConvProblem, engine: str, units: int, copy: float) -> float:
+    """Seconds below which no tile is predicted, for tensors of 16 bits: of the products of the widest tile, of the
+    widest stores, and of each tensor moved once. 0.0 for others."""
+    if problem.itemsize != 2:
+        return 0.0
+    thinnest = {"wgmma": 1 / 256, "mma": 1 / 32}[engine]  # the least ratio of wn to bn
+    macs_per_cycle = MACS[engine] / (1 + THIN_COLUMNS[engine] * thinnest)
+    stored = math.prod(problem.out_shape) * min(RESULT_CYCLES.values())
+    multiply = math.hypot(least_products(problem) / macs_per_cycle, stored) / units / CLOCK
+    numbers = {name: math.prod(getattr(problem, name + "_shape")) for name in "xwy"}
+    if problem.written != "x":
+        numbers["x"] *= read_share(problem)
+    memory = problem.itemsize * sum(numbers.values()) / (MEMORY_SHARE * copy)
+    total = (multiply**NATIVE_OVERLAP + memory**NATIVE_OVERLAP) ** (1 / NATIVE_OVERLAP) + LAUNCH_SECONDS
+    return total * (NATIVE_WEIGHTS_FACTOR if problem.direction == "bwd_weights" else NATIVE_FACTOR)
 
 
 def _widths(columns: int, most: int, step: int) -> list[int]:

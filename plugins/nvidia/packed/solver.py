@@ -10,7 +10,7 @@ from convdispatch.api.matrix import Layout, group_limits, size_limits
 
 from ..probe import require
 from ..solving import TileSolver
-from .choice import choices, fits, seconds
+from .choice import choices, fits, least, seconds
 from .plan import NvidiaPlan
 from .tiling import Tile, Tiling
 
@@ -26,6 +26,9 @@ class TensorCores(TileSolver):
     def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         reason = size_limits(problem) or group_limits(problem)
         return reason or (None if fits(problem, self.engine) else "no tile fits")
+
+    def least(self, problem: ConvProblem, units: int, copy: float) -> float:
+        return least(problem, self.engine, units, copy)
 
     def tiles(self, problem: ConvProblem, device: DeviceInfo) -> Iterable[Tile]:
         return choices(problem, self.engine, device.compute_units)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from convdispatch.api import ConvProblem
+from convdispatch.api.matrix import fitting, largest, many
 
 from ..instructions import LOCAL_LIMIT
 from ..pace import CLOCK, COPY, read_share, sums_seconds
@@ -55,6 +57,8 @@ NORM_CYCLES = 0.12
 took 26 us on an H200, 19 without a norm and 65 with a launch that normalises before."""
 MAX_FIXUP_PARTS = 4  # most partial sums that work groups of the product add: more wait for each other's counters
 MAX_CHOICES = 24  # most tiles that are offered to a search
+NUMBERS = ("bm", "bn", "wm", "stages", "resident", "split", "turns")
+"""Fields of a TmaTile that are arrays when many tiles are rated together."""
 
 
 def _unaligned(row_bytes: int) -> float:
@@ -62,8 +66,8 @@ def _unaligned(row_bytes: int) -> float:
     return UNALIGNED_FACTOR[math.gcd(row_bytes, 128)]
 
 
-def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
-    """Predicted seconds of all launches on a device of ``units`` multiprocessors."""
+def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> Any:
+    """Predicted seconds of all launches on a device of ``units`` multiprocessors, for one tile or for many."""
     t, problem, size = tiling.tile, tiling.problem, tiling.itemsize
     c, m = problem.ic * size, problem.oc * size
     source, target = (c, m) if problem.direction == "fwd" else (m, c)
@@ -76,7 +80,7 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     read = tiling.a_bytes + t.bm // 64 * tiling.b_bytes
     local_cycles = (tiling.a_bytes + tiling.b_bytes + read) / LOCAL_BYTES_PER_CYCLE
     norm_cycles = NORM_CYCLES * t.bk * t.bm if t.norm_in_place else 0.0
-    slice_of = max(macs, copy_cycles, local_cycles, norm_cycles) + SLICE_CYCLES
+    slice_of = functools.reduce(largest, (macs, copy_cycles, local_cycles, norm_cycles)) + SLICE_CYCLES
     tile_cycles = (
         TILE_CYCLES
         + t.bm
@@ -91,16 +95,16 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     # them.
     if t.fixup:
         simultaneous = tiling.tiles <= tiling.groups(units)
-        waits = COUNT_CYCLES * t.split if simultaneous else TAKE_CYCLES * t.bn / 32 / t.split
-        tile_cycles += FIXUP_CYCLES + waits + t.bm * t.bn * 4 / FIXUP_BYTES_PER_CYCLE
-    cycles = begin = 0.0
+        waits = np.where(simultaneous, COUNT_CYCLES * t.split, TAKE_CYCLES * t.bn / 32 / t.split)
+        tile_cycles = tile_cycles + (FIXUP_CYCLES + waits + t.bm * t.bn * 4 / FIXUP_BYTES_PER_CYCLE)
+    cycles, begin = 0.0, 0
     for phase in tiling.phases:  # cycles of the busiest work group, phase by phase
         end = begin + tiling.tiles // len(tiling.phases)
-        tiles = math.ceil(end / units) - math.ceil(begin / units)
+        tiles = -(-end // units) - -(-begin // units)
         product = phase.slices / t.split * slice_of * (1 + SHARING_FACTOR * (t.resident - 1))
-        cycles += tiles * (product + tile_cycles / t.resident)
-        if t.turns:  # all but the last tile leave while the next one is multiplied
-            cycles -= (1 - TURNS_SHARE) * tile_cycles * (tiles - 1)
+        cycles = cycles + tiles * (product + tile_cycles / t.resident)
+        # In turns all but the last tile leave while the next one is multiplied.
+        cycles = cycles - (t.turns != 0) * ((1 - TURNS_SHARE) * tile_cycles * (tiles - 1))
         begin = end
     bytes_moved = size * (
         math.prod(problem.x_shape) * read_share(problem) + sum(map(math.prod, (problem.w_shape, problem.y_shape)))
@@ -119,15 +123,10 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> float:
     return total + (SUM_SECONDS + tiling.partial_bytes / (SUM_MEMORY_SHARE * copy) if tiling.partial else 0)
 
 
-def _parts(tiling: TmaTiling, units: int) -> list[int]:
-    """Numbers of parts of the sum that fill the device with work groups once, twice and three times, and a few more."""
-    resident, slices = units * tiling.tile.resident, max(tiling.slices)
-    counts = {max(1, times * resident // tiling.sums) for times in (1, 2, 3)} | {2, 3, 4, 8}
-    return sorted(parts for parts in counts if 1 < parts <= slices // 2 and parts * tiling.sums <= 4 * resident)
-
-
-def _shapes(row_bytes: int) -> Iterator[tuple[int, int, bool, int, int]]:
-    """(bm, bn, turns, work groups per multiprocessor, stages), with as many stages as local memory holds."""
+@functools.lru_cache(maxsize=16)
+def _shapes(row_bytes: int) -> np.ndarray:
+    """One row of ``NUMBERS`` a shape of tiles, with as many stages as local memory holds."""
+    shapes = []
     for bm in (256, 192, 128, 64):  # of tiles of equal predictions the higher one, which was 1 to 2 % faster
         for bn in (32, 64, 96, 128, 160, 192, 224, 256):
             # Turns of other tiles were as fast as the tiles without, or slower.
@@ -137,42 +136,91 @@ def _shapes(row_bytes: int) -> Iterator[tuple[int, int, bool, int, int]]:
                     continue
                 stages = (LOCAL_LIMIT + 1024) // resident // ((bm + bn) * row_bytes + 16) - (resident > 1)
                 if stages >= 3:
-                    yield bm, bn, turns, resident, min(stages, 7 * 128 // row_bytes)
+                    stages = min(stages, 7 * 128 // row_bytes)
+                    shapes.append((bm, bn, 2 if turns else bm // 64, stages, resident, 1, turns))
+    return np.array(shapes, np.int64)
 
 
-def _tilings(unfolded: ConvProblem, units: int, pixels: int) -> Iterator[TmaTiling]:
+def _parts(tiling: TmaTiling, units: int) -> np.ndarray:
+    """Rows of (number of a tile, parts of its sum): parts that fill the device with work groups once, twice and three
+    times, and a few more."""
+    sums, resident = tiling.sums[:, None], units * tiling.tile.resident[:, None]
+    few = np.broadcast_to((2, 3, 4, 8), (len(sums), 4))
+    counts = np.sort(np.concatenate([*(times * resident // sums for times in (1, 2, 3)), few], axis=1), axis=1)
+    tried = (counts > 1) & (counts <= max(tiling.slices) // 2) & (counts * sums <= 4 * resident)
+    tried &= tiling.tile.turns[:, None] == 0
+    tried[:, 1:] &= counts[:, 1:] != counts[:, :-1]
+    return np.stack([tried.nonzero()[0], counts[tried]], axis=1)
+
+
+_Rated = tuple[TmaTile, np.ndarray, np.ndarray, np.ndarray]
+"""The fields that tiles share, and for each tile a row of ``NUMBERS``, its predicted seconds, and its rank: of equal
+predictions that of the lower rank goes first."""
+
+
+def _rated(problem: ConvProblem, base: TmaTile, units: int) -> Iterator[_Rated]:
+    """The tiles that fit."""
+
+    def tilings(tile: TmaTile, rows: np.ndarray) -> TmaTiling:
+        return TmaTiling(problem, many(tile, NUMBERS, rows))
+
+    whole = _shapes(base.bk * problem.itemsize).copy()
+    misfits = ~fitting(tilings(base, whole), len(whole))
+    whole[misfits, NUMBERS.index("stages")] -= 1
+    fewer = whole[misfits]
+    misfits[misfits] = ~fitting(tilings(base, fewer), len(fewer))
+    whole = whole[~misfits]
+    if not len(whole):
+        return
+    tiling = tilings(base, whole)
+    yield base, whole, seconds(tiling, units), np.arange(len(whole)) << 40
+    parts = _parts(tiling, units)
+    split = whole[parts[:, 0]]
+    split[:, NUMBERS.index("split")] = parts[:, 1]
+    by_groups = (parts[:, 1] <= MAX_FIXUP_PARTS) & (split[:, NUMBERS.index("resident")] == 1)
+    in_place = (False, True) if problem.normalised and problem.direction == "fwd" else (False,)
+    kinds = [(False, normed, whole, np.arange(len(whole))) for normed in in_place[1:]]
+    kinds += [(False, normed, split, parts[:, 0]) for normed in in_place]
+    kinds += [(True, normed, split[by_groups], parts[by_groups, 0]) for normed in in_place]
+    for fixup, normed, rows, numbers in kinds:
+        if len(rows):
+            tile = dataclasses.replace(base, fixup=fixup, norm_in_place=normed)
+            tiling = tilings(tile, rows)
+            fits = fitting(tiling, len(rows))
+            if fits.any():
+                ranks = (numbers << 40) + 4 * rows[:, NUMBERS.index("split")] + 2 * fixup + normed
+                yield tile, rows[fits], seconds(tiling, units)[fits], ranks[fits]
+
+
+def tile_of(shared: TmaTile, row: np.ndarray) -> TmaTile:
+    """The tile of one row of ``NUMBERS``."""
+    fields = dict(zip(NUMBERS, row.tolist(), strict=True))
+    return dataclasses.replace(shared, **fields | {"turns": bool(fields["turns"])})
+
+
+def _bases(unfolded: ConvProblem) -> Iterator[tuple[ConvProblem, TmaTile]]:
+    """Problems of folded pixels or gathered taps, each with the fields that its tiles share."""
     taps = gathers(unfolded)
-    problem = gathered(unfolded, taps) if taps else folded(unfolded, pixels)
-    data, channels = problem.direction != "bwd_weights", problem.oc if problem.direction == "bwd_data" else problem.ic
-    box_channels = 128 // problem.itemsize  # channels of a copied box; half as many where that saves copies
-    half = box_channels // 2
-    widths = (box_channels, half) if -(channels // problem.g) % box_channels >= half else (box_channels,)
-    format_name = "tf32" if problem.dtype == "float32" else problem.dtype
-
-    def fitting(tile: TmaTile, **changes: Any) -> TmaTiling | None:
-        tiling = TmaTiling(problem, dataclasses.replace(tile, **changes) if changes else tile)
-        return tiling if tiling.misfit is None else None
-
-    for width, depth in ((width, width if data else 64) for width in widths):
-        for bm, bn, turns, resident, stages in _shapes(depth * problem.itemsize):
-            base = TmaTile(bm, bn, 2 if turns else bm // 64, 1, format_name, "wgmma", depth, stages, resident=resident,
-                            block=64 if data else width, pixels=pixels, taps=taps, turns=turns)  # fmt: skip
-            tiling = fitting(base) or fitting(base, stages=stages - 1)
-            if tiling is None:
-                continue
-            kinds: list[dict[str, Any]] = [{}]
-            for split, fixup in itertools.product(() if turns else _parts(tiling, units), (False, True)):
-                if not (fixup and (split > MAX_FIXUP_PARTS or resident > 1)):
-                    kinds.append({"split": split, "fixup": fixup})
-            in_place = [{"norm_in_place": True}] if problem.normalised and data else []
-            for kind in kinds:
-                plain = fitting(tiling.tile, **kind) if kind else tiling
-                also = (fitting(tiling.tile, **kind, **more) for more in in_place)
-                yield from (each for each in (plain, *also) if each is not None)
+    for pixels in folds(unfolded):
+        problem = gathered(unfolded, taps) if taps else folded(unfolded, pixels)
+        data = problem.direction != "bwd_weights"
+        channels = problem.oc if problem.direction == "bwd_data" else problem.ic
+        box_channels = 128 // problem.itemsize  # channels of a copied box; half as many where that saves copies
+        half = box_channels // 2
+        widths = (box_channels, half) if -(channels // problem.g) % box_channels >= half else (box_channels,)
+        name = "tf32" if problem.dtype == "float32" else problem.dtype
+        for width, depth in ((width, width if data else 64) for width in widths):
+            block = 64 if data else width
+            yield problem, TmaTile(0, 0, 0, 1, name, "wgmma", depth, block=block, pixels=pixels, taps=taps)
 
 
-@functools.lru_cache(maxsize=256)
-def choices(problem: ConvProblem, units: int) -> tuple[TmaTile, ...]:
+def choices(problem: ConvProblem, units: int) -> Iterator[TmaTile]:
     """Tiles, the fastest by prediction first."""
-    tilings = (tiling for pixels in folds(problem) for tiling in _tilings(problem, units, pixels))
-    return tuple(each.tile for each in sorted(tilings, key=lambda tiling: seconds(tiling, units))[:MAX_CHOICES])
+    kinds = [(place, kind) for place, each in enumerate(_bases(problem)) for kind in _rated(*each, units)]
+    if not kinds:
+        return
+    rows, costs = (np.concatenate([kind[part] for _, kind in kinds]) for part in (1, 2))
+    ranks = np.concatenate([ranks + (place << 48) for place, (*_, ranks) in kinds])
+    tiles = [tile for _, (tile, each, *_) in kinds for _ in each]
+    for place in np.lexsort((ranks, costs))[:MAX_CHOICES].tolist():
+        yield tile_of(tiles[place], rows[place])

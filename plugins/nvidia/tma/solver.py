@@ -9,6 +9,7 @@ from convdispatch.api import MOST_PHASES, ConvProblem, DeviceInfo, phase_count
 
 from ..packed.solver import TensorCores
 from ..probe import refusal, require
+from ..solving import TileSolver
 from .choice import choices, seconds
 from .maps import missing
 from .plan import TmaPlan
@@ -19,7 +20,7 @@ from .tiling import TmaTile, TmaTiling
 class Tma(TensorCores):
     """Products by ``wgmma``, whose operands one warp copies by tensor maps (TMA); ``product.cl.mako`` explains it."""
 
-    seconds = staticmethod(seconds)
+    seconds, least = staticmethod(seconds), TileSolver.least
 
     def __init__(self) -> None:
         super().__init__("wgmma")

@@ -1,4 +1,8 @@
-"""The numbers of a problem under a tile for the kernel that copies by tensor maps; operands are not packed."""
+"""The numbers of a problem under a tile for the kernel that copies by tensor maps; operands are not packed.
+
+A tiling may be of many tiles: then bm, bn, wm, stages, resident, split and turns of ``tile`` are arrays. Either all of
+these split their sums or none does.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Layout, Phase, parts_magic
+from convdispatch.api.matrix import MAX_PARTS, STATE_BYTES, Layout, Phase, largest, parts_magic, smallest
 
 from ..instructions import LOCAL_LIMIT, Instructions
 from ..packed.tiling import Tile, Tiling
@@ -115,7 +119,7 @@ class TmaTiling(Tiling):
         self.sums = self.n_tiles * self.m_tiles * geo.groups * len(geo.phases)
         self.tiles = self.sums * t.split
         # Partial sums that a launch adds have the output's layout; those that work groups add are whole tiles.
-        self.partial = t.split > 1 and not t.fixup
+        self.partial = bool(np.max(t.split) > 1) and not t.fixup
         self.partial_elements = math.prod(p.out_shape) if data else geo.groups * geo.m * self.n
         self.partial_bytes = self.partial_elements * t.split * 4 * self.partial
         # summed: whether the product leaves the sums of its tiles' channels.
@@ -173,14 +177,16 @@ class TmaTiling(Tiling):
 
     def groups(self, units: int) -> int:
         """Work groups of the launch on a device of ``units`` multiprocessors; each computes many tiles."""
-        return min(self.tiles, units * self.tile.resident, MAX_GROUPS)
+        return smallest(self.tiles, smallest(units * self.tile.resident, MAX_GROUPS))
 
     def sums_rows(self, units: int) -> int:
         """The parts of a channel whose sums the product leaves on a device of ``units`` multiprocessors: one for each
         work group whose tiles all have the same columns, or one for each tile."""
         groups = self.groups(units)
-        same_columns = not self.tile.fixup and groups % self.n_tiles == 0 and self.m_tiles * self.n_tiles >= groups
-        return (groups // self.n_tiles if same_columns else self.m_tiles) * len(self.phases)
+        if self.tile.fixup:
+            return self.m_tiles * len(self.phases)
+        same_columns = (groups % self.n_tiles == 0) & (self.m_tiles * self.n_tiles >= groups)
+        return (same_columns * (groups // self.n_tiles) + (same_columns ^ True) * self.m_tiles) * len(self.phases)
 
     @functools.cached_property
     def read_behind(self) -> tuple[str, ...]:
@@ -253,20 +259,16 @@ class TmaTiling(Tiling):
             return BOX_COLUMNS * self.b_row_bytes
         return self.tile.bk * 128 if self.transposed_weights else self.other.box[-1] * self.row_bytes
 
-    @property
-    def misfit(self) -> str | None:
-        return next((reason for is_violated, reason in self._faults() if is_violated), None)
-
-    def _faults(self) -> Iterator[tuple[Any, str]]:
+    def faults(self) -> Iterator[tuple[Any, str]]:
         """(whether the problem or the tile violates a limit, the limit), each where those before are kept."""
         problem, geo, t, ndim = self.problem, self.geometry, self.tile, len(self.axes)
         is_native = problem.layout == "nhwc" and self.format.name == "native"
         yield not is_native, "16-bit numbers, or float32 ones for TF32, channels last"
         yield self.format.tf32 and not self.data, "forward and data gradient of float32 numbers"
-        yield geo.fold or geo.stacked, "eight source channels or more"
+        yield bool(geo.fold or geo.stacked), "eight source channels or more"
         blocks = f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
-        yield geo.c % 8 or geo.m % 8 or (geo.groups > 1 and geo.c % self.block), blocks
-        yield problem.normalised and t.taps, "first layers without a norm"
+        yield geo.c % 8 > 0 or geo.m % 8 > 0 or (geo.groups > 1 and geo.c % self.block > 0), blocks
+        yield problem.normalised and t.taps > 0, "first layers without a norm"
         yield not any(phase.volume for phase in geo.phases) or not self.n_places, "nothing is summed"
         box = self.gathered
         corners = (*box.lower, *box.upper)
@@ -275,39 +277,40 @@ class TmaTiling(Tiling):
         max_offset = max(len(geo.first_reads[axis]) - 1 for axis in self.axes)
         yield max_offset > MAX_OFFSET[ndim] or max(box.step) > MAX_STEP, "taps or steps beyond a map's reach"
 
-        is_cut = t.bm % 64 or (t.wm != 2 if t.turns else t.bm != t.wm * 64) or t.wn != 1 or t.window
-        yield is_cut or t.bn % 32 or t.bn > 256, "64 rows a group of warps, columns in multiples of 32"
-        is_plain = self.data and t.split == 1 and len(self.phases) == 1 and not (problem.sums or self.read_behind)
-        turns = is_plain and t.bm * t.bn <= MAX_TURN and not t.norm_in_place
-        yield t.turns and not turns, "turns of small tiles, of whole sums to which nothing is added but a bias"
+        in_turns = t.turns != 0
+        is_cut = (t.bm % 64 > 0) | (t.wm * 64 != (128 * in_turns | t.bm * (in_turns ^ True))) | (t.wn != 1) | t.window
+        yield is_cut | (t.bn % 32 > 0) | (t.bn > 256), "64 rows a group of warps, columns in multiples of 32"
+        has_more = problem.sums or len(self.read_behind) > 0 or t.norm_in_place
+        is_plain = self.data and len(self.phases) == 1 and not has_more
+        no_turns = (t.split > 1) | (t.bm * t.bn > MAX_TURN) | (not is_plain)
+        yield in_turns & no_turns, "turns of small tiles, of whole sums to which nothing is added but a bias"
         is_short = self.row_bytes not in (64, 128) or t.bk * self.itemsize != self.row_bytes
         yield is_short, "slices 64 deep, or channels of 64 or 128 bytes"
         boxed = not self.data or self.transposed_weights
-        has_rest = boxed and t.bn * 2 % self.b_row_bytes
-        yield t.block not in (32, BOX_COLUMNS) or has_rest, "blocks of columns do not fit the tile"
+        has_rest = boxed and t.bn * 2 % self.b_row_bytes > 0
+        yield (t.block not in (32, BOX_COLUMNS)) | has_rest, "blocks of columns do not fit the tile"
         is_full = self.slices_behind and self.areas * t.bm * 128 > self.stage_bytes
         yield is_full, "more of what the epilogue reads than a slice holds"
-        yield self.local_bytes + ALIGNMENT > LOCAL_LIMIT, f"{self.local_bytes} bytes of local memory"
-        yield t.split > 1 and t.pixels > 1, "whole sums of folded pixels"
-        uncounted = t.split > self.slices[0] or (t.fixup and not 1 < t.split <= MAX_PARTS)
+        yield self.local_bytes + ALIGNMENT > LOCAL_LIMIT, "{tiling.local_bytes} bytes of local memory"
+        yield (t.split > 1) & (t.pixels > 1), "whole sums of folded pixels"
+        uncounted = (t.split > self.slices[0]) | (t.fixup and (t.split <= 1) | (t.split > MAX_PARTS))
         yield uncounted, "more parts than slices, or than work groups count"
         # With padding a launch that normalises x before was faster (3x3 of 128 channels at 28x28: 35 us for 45).
         unnormed = not problem.normalised or not self.data or ndim > 2 or any(geo.guarded)
         yield t.norm_in_place and unnormed, "a norm in place of x of two axes without padding, forward"
         # A quarter of a multiprocessor has 512 registers for each lane of its warps, which get them in eights.
         registers = 512 // -(-(t.items + 32) * t.resident // 128) // 8 * 8
-        beside = (
-            SUMS_REGISTERS[problem.masked][t.resident > 1] * self.summed,
-            BEHIND_REGISTERS * (self.slices_behind and t.resident == 1),
-            NORM_REGISTERS * t.norm_in_place,
-        )
-        spilling = max(beside) and t.bn // 2 + max(beside) > registers
-        yield spilling or is_large(t.bn, t.items, t.resident), "more sums than registers"
+        alone, shared = SUMS_REGISTERS[problem.masked]
+        summing = (alone + (shared - alone) * (t.resident > 1)) * self.summed
+        reading = BEHIND_REGISTERS * (self.slices_behind & (t.resident == 1))
+        beside = largest(largest(summing, reading), NORM_REGISTERS * t.norm_in_place)
+        spilling = (beside > 0) & (t.bn // 2 + beside > registers)
+        yield spilling | is_large(t.bn, t.items, t.resident), "more sums than registers"
         crowded = t.resident * (self.local_bytes + 1024) > LOCAL_LIMIT + 1024
         yield crowded, "more work groups than local memory"
 
 
-def is_large(bn: int, items: int, resident: int) -> bool:
+def is_large(bn: Any, items: Any, resident: Any) -> Any:
     """Whether the sums of a tile of ``bn`` columns, and what any product needs beside them, are more registers than its
     ``items`` lanes have."""
     return bn // 2 + 46 > 65536 // (items + 32) // resident

@@ -9,6 +9,8 @@ from convdispatch_nvidia.direct import choice as direct
 from convdispatch_nvidia.direct.tiling import DirectTiling
 from convdispatch_nvidia.packed import choice as packed
 from convdispatch_nvidia.packed.tiling import Tiling
+from convdispatch_nvidia.tma import choice as tma
+from convdispatch_nvidia.tma.tiling import TmaTiling
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
@@ -89,3 +91,48 @@ def test_the_first_choice_is_the_cheapest(text, engine):
     first = [tile for tile in tiles if tile.format == tiles[0].format]
     costs = [float(packed.seconds(Tiling(problem, tile), UNITS)) for tile in first]
     assert costs[0] == min(costs)
+
+
+TMA = [
+    # folded pixels, gathered taps, half boxes, phases, parts in launches and in work groups, norms in place
+    "fwd_bf16_nhwc_mb64ic64ih56iw56oc256kh1kw1+norm(relu)+sums",
+    "fwd_bf16_nhwc_mb1ic16ih56iw56oc96kh1kw1",
+    "fwd_f16_nhwc_mb8ic3ih224iw224oc64kh7kw7sh2sw2ph3pw3",
+    "bwd_data_bf16_nhwc_mb64ic512ih14iw14oc512kh3kw3sh2sw2ph1pw1",
+    "bwd_data_bf16_nhwc_mb64ic1024ih14iw14oc256kh1kw1+residual+norm(relu)+sums",
+    "bwd_weights_bf16_nhwc_mb64ic96ih28iw28oc128kh3kw3ph1pw1",
+    "fwd_f32_nhwc_tf32_mb1ic512ih7iw7oc512kh3kw3ph1pw1",
+]
+
+
+@pytest.mark.parametrize("text", TMA)
+def test_tma_tiles_are_rated_together_as_alone(text):
+    problem, checked = ConvProblem.parse(text), 0
+    for rewritten, base in tma._bases(problem):
+        rated = list(tma._rated(rewritten, base, UNITS))
+        fitting = {dataclasses.astuple(tile) for kind in rated for tile in map(tma.tile_of, *_alike(kind))}
+        for tile, rows, costs, _ in rated:
+            for row in _rows(rows):
+                tiling = TmaTiling(rewritten, tma.tile_of(tile, rows[row]))
+                assert tiling.misfit is None
+                assert float(tma.seconds(tiling, UNITS)) == pytest.approx(float(costs[row]), rel=1e-12)
+                checked += 1
+        for row in tma._shapes(base.bk * rewritten.itemsize):
+            tile = tma.tile_of(base, row)
+            assert (TmaTiling(rewritten, tile).misfit is None) <= (dataclasses.astuple(tile) in fitting)
+    assert checked >= 5
+
+
+def _alike(kind):
+    tile, rows, *_ = kind
+    return [tile] * len(rows), rows
+
+
+@pytest.mark.parametrize("text", TMA)
+def test_a_choice_of_tma_arranges_few_tilings(text, monkeypatch):
+    """Those of many tiles at once, where each tile of some hundred had its own."""
+    problem, arranged = ConvProblem.parse(text), []
+    arrange = TmaTiling._arrange
+    monkeypatch.setattr(TmaTiling, "_arrange", lambda tiling: (arranged.append(1), arrange(tiling))[1])
+    assert next(iter(tma.choices(problem, UNITS)))
+    assert len(arranged) <= 8 * len(list(tma._bases(problem)))

@@ -145,9 +145,11 @@ class FusionJudge:
         ``plain`` ones and so many launches, which move ``bytes_saved``."""
         if self._device is None:
             return False
-        choices = [self._choice(problem) for problem in fused]
-        if not all(is_fused for is_fused, _ in choices):
-            return False
+        choices = []
+        for problem in fused:
+            choices.append(self._choice(problem))
+            if not choices[-1][0]:
+                return False
         times = [seconds for _, seconds in (*choices, *map(self._choice, plain)) if seconds is not None]
         if len(times) < len(fused) + len(plain):
             return True  # a vendor's library predicts no time; selection has preferred the solvers that fuse
