@@ -115,10 +115,12 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> Any:
     if tiling.weights_bytes and not problem.constant_weights:
         total += REWRITE_SECONDS
     for source in tiling.sources:
-        if problem.normalised:
+        if problem.normalised or t.turned:
             total += REWRITE_SECONDS + 2 * source.bytes / copy
         else:
             total += REWRITE_SECONDS + GATHER_SECONDS * source.bytes / size * 132 / units
+    if t.turned:
+        total += REWRITE_SECONDS + 2 * tiling.result_bytes / copy
     total += sums_seconds(tiling, copy, tiling.sums_rows(units))
     return total + (SUM_SECONDS + tiling.partial_bytes / (SUM_MEMORY_SHARE * copy) if tiling.partial else 0)
 
@@ -200,9 +202,10 @@ def tile_of(shared: TmaTile, row: np.ndarray) -> TmaTile:
 
 def _bases(unfolded: ConvProblem) -> Iterator[tuple[ConvProblem, TmaTile]]:
     """Problems of folded pixels or gathered taps, each with the fields that its tiles share."""
-    taps = gathers(unfolded)
+    taps, turned = gathers(unfolded), unfolded.layout == "nchw"
     for pixels in folds(unfolded):
         problem = gathered(unfolded, taps) if taps else folded(unfolded, pixels)
+        problem = problem.replace(layout="nhwc") if turned else problem
         data = problem.direction != "bwd_weights"
         channels = problem.oc if problem.direction == "bwd_data" else problem.ic
         box_channels = 128 // problem.itemsize  # channels of a copied box; half as many where that saves copies
@@ -211,7 +214,10 @@ def _bases(unfolded: ConvProblem) -> Iterator[tuple[ConvProblem, TmaTile]]:
         name = "tf32" if problem.dtype == "float32" else problem.dtype
         for width, depth in ((width, width if data else 64) for width in widths):
             block = 64 if data else width
-            yield problem, TmaTile(0, 0, 0, 1, name, "wgmma", depth, block=block, pixels=pixels, taps=taps)
+            yield (
+                problem,
+                TmaTile(0, 0, 0, 1, name, "wgmma", depth, block=block, pixels=pixels, taps=taps, turned=turned),
+            )
 
 
 def choices(problem: ConvProblem, units: int) -> Iterator[TmaTile]:

@@ -30,7 +30,14 @@ from ..instructions import PLAIN_C, build_for_hopper
 from ..packed.plan import NvidiaPlan
 from ..packed.tiling import Tiling
 from .maps import WORDS, encoded
-from .rewriting import fold_launch, gather_launch, transpose_launch
+from .rewriting import (
+    fold_launch,
+    gather_launch,
+    transpose_launch,
+    transposed_weights,
+    turned_pixels,
+    turned_weights,
+)
 from .tiling import TmaTile, TmaTiling, numbers
 
 
@@ -44,7 +51,8 @@ class TmaPlan(NvidiaPlan):
         return TmaTiling.of(problem, TmaTile.of(config))
 
     def _key(self) -> str:
-        return repr((self.tiling.tile.pixels, self.tiling.tile.taps, super()._key()))
+        tile = self.tiling.tile
+        return repr((tile.pixels, tile.taps, tile.turned, super()._key()))
 
     def _pack(self, context: Any, tensors: Sequence[tuple[str, Source | None]]) -> list[Launch]:
         """Launches that rewrite weights or a first layer's operands, or normalise x."""
@@ -54,11 +62,20 @@ class TmaPlan(NvidiaPlan):
         start, problem, tile = self._layout.at[name], self._unfolded, self.tiling.tile
         if tile.taps:
             return gather_launch(context, problem, name, tile.taps, start)
-        if name == "x":
+        if name != "w" and not tile.turned:
             return normalising(context, problem, start=start)
-        if self.tiling.rewritten_weights:
-            return transpose_launch(context, problem, start)
+        if tile.turned or self.tiling.rewritten_weights:
+            transposed = self.tiling.rewritten_weights
+            matrices = transposed_weights(problem)
+            if tile.turned:
+                matrices = turned_weights(problem, transposed) if name == "w" else turned_pixels(problem, name, True)
+            return transpose_launch(context, problem.itemsize, matrices, (name, "workspace"), (0, start))
         return fold_launch(context, problem, tile.pixels, start)
+
+    def _result(self, context: Any) -> Launch:
+        problem = self._unfolded
+        matrices = turned_pixels(problem, problem.written, False)
+        return transpose_launch(context, problem.itemsize, matrices, ("workspace", problem.written), (0, 0))
 
     def product_text(self) -> str:
         return self._program[0]
@@ -101,11 +118,14 @@ class TmaPlan(NvidiaPlan):
 
     def _product(self, context: Any) -> Launch:
         tiling, text, arguments = self.tiling, self.product_text(), self._program[1]
-        x = "workspace" if tiling.sources else "x"
-        a, b = {"fwd": (x, "w"), "bwd_data": ("y", "w"), "bwd_weights": ("y", x)}[tiling.problem.direction]
+        x, y = ("workspace" if name in [each.name for each in tiling.sources] else name for name in "xy")
+        a, b = {"fwd": (x, "w"), "bwd_data": (y, "w"), "bwd_weights": (y, x)}[tiling.problem.direction]
         if tiling.data and not tiling.direct_weights and not self._layout.constant:
             b = "workspace"
-        operands = [a, b, "workspace", *(["workspace"] if tiling.partial else written(tiling.problem))]
+        result = written(tiling.problem)
+        if tiling.result_bytes:
+            result[0] = "workspace"
+        operands = [a, b, "workspace", *(["workspace"] if tiling.partial else result)]
         operands += (["workspace"] if tiling.summed else []) + (["norm"] if tiling.tile.norm_in_place else [])
         program = build(context, text) if self._emulate else build_for_hopper(context, text)
         items = tiling.tile.items + (0 if self._emulate else 32)

@@ -17,6 +17,9 @@ Then a kernel of kh x 1 taps over kw C channels computes the same sums: in a row
 of 24 numbers are useful, instead of three of eight per tap.
 
 *Transposed* weights, for the data gradient in TF32, whose tensor cores only accept rows along the summed channels.
+
+*Turned* tensors, of callers whose channels lie first: the source and the weights are laid channels last before the
+product, its result channels first after it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text
+import numpy as np
+
+from convdispatch.api import OPERANDS, ConvProblem, Launch, build, define, kernel_text, numbers_as_arguments
 
 SLICE_CHANNELS = 64
 """16-bit channels of a K-slice of 128 bytes."""
@@ -37,7 +42,7 @@ MIN_GATHERED = 8
 """Fewest channels that the copy engine gathers."""
 SEGMENT = 128
 """Output pixels of a row that a work group of ``gather`` writes."""
-TRANSPOSE_SIDE = 32
+TRANSPOSE_SIDE = 64
 """Rows and columns of the square that a work group of ``transpose`` transposes."""
 _TYPES = {2: "ushort", 4: "uint"}
 
@@ -114,13 +119,64 @@ def gather_launch(context: Any, problem: ConvProblem, operand: str, channels: in
     return _launch(context, "gather.cl", text, ("widen", "w"), -(-rows * channels // 256) * 256)
 
 
-def transpose_launch(context: Any, problem: ConvProblem, offset: int) -> Launch:
-    """The launch that writes weights [oc][taps][ic/g] as [ic][taps][oc/g] at byte ``offset`` of the workspace."""
-    o, i = problem.oc // problem.g, problem.ic // problem.g
-    taps = math.prod(getattr(problem, "k" + axis) for axis in problem.axes)
-    text = define(G=problem.g, O=o, I=i, T=taps, TO_AT=f"{offset // 4}L")
-    groups = -(-o // TRANSPOSE_SIDE) * -(-i // TRANSPOSE_SIDE) * taps * problem.g
-    return _launch(context, "transpose.cl", text, ("transpose", "w"), groups * 256)
+@dataclass(frozen=True)
+class Matrices:
+    """Matrices in memory that ``transpose.cl``, which says what the fields are, turns; strides are in elements."""
+
+    rows: int
+    columns: int
+    outer: int
+    from_outer: int
+    to_outer: int
+    inner: int = 1
+    from_inner: int = 0
+    to_inner: int = 0
+    from_row: int = 0
+    """0: rows without gaps."""
+    to_row: int = 0
+
+
+def transposed_weights(problem: ConvProblem) -> Matrices:
+    """Weights [oc][taps][ic/g] as [ic][taps][oc/g]."""
+    o, i, taps = problem.oc // problem.g, problem.ic // problem.g, _taps(problem)
+    return Matrices(o, i, problem.g, o * taps * i, i * taps * o, taps, i, o, taps * i, taps * o)
+
+
+def turned_weights(problem: ConvProblem, transposed: bool) -> Matrices:
+    """Weights [oc][ic/g][taps] as [oc][taps][ic/g], or ``transposed`` as [ic][taps][oc/g]."""
+    o, i, taps = problem.oc // problem.g, problem.ic // problem.g, _taps(problem)
+    if transposed:
+        return Matrices(o, i * taps, problem.g, o * i * taps, o * i * taps)
+    return Matrices(i, taps, problem.oc, i * taps, i * taps)
+
+
+def turned_pixels(problem: ConvProblem, name: str, channels_last: bool) -> Matrices:
+    """x or y as [image][pixel][channel], or from there back."""
+    shape = getattr(problem.replace(layout="nchw"), name + "_shape")
+    channels, pixels = shape[1], math.prod(shape[2:])
+    rows, columns = (channels, pixels) if channels_last else (pixels, channels)
+    return Matrices(rows, columns, shape[0], channels * pixels, channels * pixels)
+
+
+def _taps(problem: ConvProblem) -> int:
+    return math.prod(getattr(problem, "k" + axis) for axis in problem.axes)
+
+
+def transpose_launch(
+    context: Any, itemsize: int, matrices: Matrices, operands: tuple[str, str], at: tuple[int, int]
+) -> Launch:
+    """The launch that turns matrices of one of two operands into the other, from and to ``at`` bytes."""
+    m = matrices
+    longs = {"FROM_AT": at[0] // itemsize, "TO_AT": at[1] // itemsize, "FROM_OUTER": m.from_outer,
+             "TO_OUTER": m.to_outer, "FROM_INNER": m.from_inner, "TO_INNER": m.to_inner,
+             "FROM_ROW": m.from_row or m.columns, "TO_ROW": m.to_row or m.rows}  # fmt: skip
+    ints = {"ROWS": m.rows, "COLUMNS": m.columns, "INNER": m.inner}
+    named = {name: np.int64(value) for name, value in longs.items()}
+    named |= {name: np.int32(value) for name, value in ints.items()}
+    text, arguments = numbers_as_arguments(kernel_text(__package__, "transpose.cl"), named)
+    program = build(context, define(NUMBER=_TYPES[itemsize]) + text)
+    squares = -(-m.rows // TRANSPOSE_SIDE) * -(-m.columns // TRANSPOSE_SIDE) * m.outer * m.inner
+    return Launch(program, "transpose", (squares * 256,), (256,), [*operands, *arguments], names=OPERANDS)
 
 
 def _launch(context: Any, file: str, macros: str, kernel: tuple[str, str], items: int) -> Launch:

@@ -6,6 +6,7 @@ these split their sums or none does.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -61,6 +62,9 @@ class TmaTile(Tile):
     """Whether each of two groups of four warps has tiles of its own: one multiplies while the other's sums leave."""
     taps: int = 0
     """Channels of the rewritten source, which are taps along w (``rewriting.gathers``); 0 if it is not rewritten."""
+    turned: bool = False
+    """Whether the caller's tensors are channels first: launches lay the source and the weights channels last before the
+    product, and the result channels first after it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,9 @@ class TmaTiling(Tiling):
 
     @classmethod
     def of(cls, problem: ConvProblem, tile: TmaTile) -> TmaTiling:
-        """The tiling of a problem whose pixels or taps the tile may fold."""
+        """The tiling of a problem whose pixels or taps the tile may fold, or whose tensors launches turn."""
+        if problem.layout == "nchw":
+            return cls(problem.replace(layout="nhwc"), dataclasses.replace(tile, turned=True))
         return cls(gathered(problem, tile.taps) if tile.taps else folded(problem, tile.pixels), tile)
 
     def _arrange(self) -> None:
@@ -95,8 +101,9 @@ class TmaTiling(Tiling):
         # The data gradient reads weights with k down the rows. TF32 tensor cores only accept k along the rows: then a
         # launch transposes the weights first.
         self.transposed_weights, self.rewritten_weights = is_data_gradient and not tf32, is_data_gradient and tf32
-        # A launch writes folded, widened and transposed weights before the product.
-        self.direct_weights = data and t.pixels == 1 and not t.taps and not self.rewritten_weights
+        # A launch writes folded, widened, turned and transposed weights before the product.
+        is_plain = t.pixels == 1 and not t.taps and not (t.turned and max(geo.kernel) > 1)
+        self.direct_weights = data and is_plain and not self.rewritten_weights
         self.weights_bytes = size * math.prod(p.w_shape) if data and not self.direct_weights else 0
         # A K-slice is a block of source channels of one tap.
         self.block = t.bk if data else t.block
@@ -153,9 +160,20 @@ class TmaTiling(Tiling):
     @property
     def sources(self) -> tuple[Gathered, ...]:  # type: ignore[override]
         """Tensors that a launch writes before the product."""
-        nbytes = self.itemsize * math.prod(self.problem.x_shape)
+        name = self.source_name if self.tile.turned else "x"
+        nbytes = self.itemsize * math.prod(getattr(self.problem, name + "_shape"))
         normed_before = self.problem.normalised and not self.tile.norm_in_place
-        return (Gathered("x", nbytes),) if self.tile.taps or normed_before else ()
+        return (Gathered(name, nbytes),) if self.tile.taps or self.tile.turned or normed_before else ()
+
+    @property
+    def source_name(self) -> str:
+        """The operand that is A of a result of pixels."""
+        return "y" if self.problem.direction == "bwd_data" else "x"
+
+    @property
+    def result_bytes(self) -> int:  # type: ignore[override]
+        """Bytes of the result that a launch turns after the product; 0 if the product writes it in place."""
+        return self.itemsize * math.prod(self.problem.out_shape) * self.tile.turned
 
     @functools.cached_property
     def phases(self) -> tuple[PhaseOfTiles, ...]:
@@ -265,6 +283,8 @@ class TmaTiling(Tiling):
         is_native = problem.layout == "nhwc" and self.format.name == "native"
         yield not is_native, "16-bit numbers, or float32 ones for TF32, channels last"
         yield self.format.tf32 and not self.data, "forward and data gradient of float32 numbers"
+        more = problem.residual or problem.accumulate or problem.sums or problem.norm or self.partial
+        yield t.turned and bool(more or not self.data), "channels last, or pixels to which a bias alone is added"
         yield bool(geo.fold or geo.stacked), "eight source channels or more"
         blocks = f"channels in multiples of eight, source channels of several groups in blocks of {self.block}"
         yield geo.c % 8 > 0 or geo.m % 8 > 0 or (geo.groups > 1 and geo.c % self.block > 0), blocks
@@ -334,7 +354,7 @@ def numbers(tiling: TmaTiling, layout: Layout) -> dict[str, Any]:
             "OFFSET": phase.offset, "TAP0": phase.tap0,
         }  # fmt: skip
         ints |= {f"{name}_{axis}": values[number] for name, values in of_axis.items()}
-    a, b = ("x", "w") if tiling.data else ("y", "x")
+    a, b = (tiling.source_name, "w") if tiling.data else ("y", "x")
     # Offsets in the workspace: of operands in 16-bit elements, of the sums of channels in floats, of others in bytes.
     longs = {
         "A_AT": layout.at.get(a, 0) // 2, "B_AT": layout.at.get(b, 0) // 2, "MAPS_AT": layout.maps,

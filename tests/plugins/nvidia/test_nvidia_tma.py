@@ -92,6 +92,16 @@ CASES = [
     ("bwd_data_f32_tf32_nhwc_mb1ic32id4ih5iw5oc40kd2kh3kw3pd1ph1pw1sd2sh1sw1", {"bk": 32}),
     ("bwd_weights_f16_nhwc_mb2ic24id4ih5iw6oc40kd3kh3kw3pd2ph1pw1pd_r0ph_r1pw_r1", {}),
     ("bwd_weights_bf16_nhwc_mb2ic72id5ih6iw5oc72kd2kh3kw1sd2sh1sw2pd1ph1pw0", {"split": 2, "bn": 128, "fixup": True}),
+    # channels first, which launches turn: weights with taps and without, groups, phases, parts, videos, packed once
+    ("fwd_f16_mb2ic72ih6iw5oc40kh3ph1+bias+relu", {}),
+    ("fwd_bf16_mb3ic136ih9iw7oc72kh1ph0+constant", {"bm": 128, "wm": 2}),
+    ("fwd_f16_mb2ic128ih6iw5oc80kh3kw2ph1pw0g2+constant", {"bn": 32, "split": 2, "fixup": True}),
+    ("fwd_bf16_mb1ic24id4ih5iw6oc40kd3kh3kw3pd2ph1pw1pd_r0ph_r1pw_r1+bias", {"bn": 32}),
+    ("fwd_f32_tf32_mb2ic48iw70oc72kw3pw1+bias+relu6", {"bk": 32, "wm": 2, "bm": 128, "bn": 128, "turns": True}),
+    ("bwd_data_f16_mb2ic24ih7iw5oc72kh3ph1sh2sw2", {}),
+    ("bwd_data_bf16_mb2ic128ih4iw4oc128kh3ph1g2+bias", {"bm": 128, "wm": 2}),
+    ("bwd_data_f32_tf32_mb2ic72ih7iw5oc40kh3ph1sh2sw2+constant", {"bk": 32}),
+    ("bwd_data_f32_tf32_mb2ic64ih6iw7oc128kh1ph0g2", {"bk": 32, "split": 2, "fixup": True}),
     # float32 numbers as TF32, of 128 and of 64 bytes a row; the data gradient's weights turned, and packed once
     ("fwd_f32_tf32_nhwc_mb2ic48ih6iw5oc72kh3ph1+bias+residual+relu", {"bk": 32}),
     ("fwd_f32_tf32_nhwc_mb3ic8ih9iw7oc24kh3kw2ph1pw0ph_r0pw_r1sh2sw3", {"bk": 16, "bm": 128, "wm": 2}),
@@ -166,7 +176,9 @@ def test_configurations_fit(direction):
     ("text", "words"),
     [
         ("fwd_f32_nhwc_mb2ic16ih6oc16kh3ph1", "math tf32 and fast only"),
-        ("fwd_f16_mb2ic16ih6oc16kh3ph1", "channels last"),
+        ("bwd_weights_f16_mb2ic16ih6oc16kh3ph1", "channels last"),
+        ("fwd_f16_mb2ic16ih6oc16kh3ph1+residual", "a bias alone"),
+        ("fwd_f16_mb2ic16ih6oc16kh3ph1+sums", "a bias alone"),
         ("bwd_weights_f16_nhwc_mb2ic3ih6oc16kh3ph1", "eight source channels"),
         ("fwd_f16_nhwc_mb2ic3ih6oc16kh3kw1ph1pw0", "multiples of eight"),
         ("fwd_f16_nhwc_mb2ic3ih6oc16kh3ph2dw2", "eight source channels"),

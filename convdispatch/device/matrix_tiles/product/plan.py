@@ -35,6 +35,7 @@ class Layout:
     def __init__(self, tiling: ProductTiling) -> None:
         self.constant = tiling.data and tiling.problem.constant_weights
         areas = Areas()
+        areas.add(tiling.result_bytes)
         self.at: dict[str, int] = {}
         for source in tiling.sources:
             self.at[source.name] = areas.add(source.bytes)
@@ -184,6 +185,8 @@ class ProductPlan(StepPlan):
             steps.append(self._reduce(context))
         if problem.sums:
             steps += self._sums(context)
+        if tiling.result_bytes:
+            steps.append(self._result(context))
         super().__init__(layout.size, steps, layout.packed_size, packers, self._key() if layout.packed_size else None)
 
     def _key(self) -> str:
@@ -240,6 +243,10 @@ class ProductPlan(StepPlan):
 
     def _product(self, context: Any) -> Launch:
         return self._launch().launch(context)
+
+    def _result(self, context: Any) -> Launch:
+        """The launch that writes the caller's result from that at the beginning of the workspace."""
+        raise NotImplementedError
 
     def _sums(self, context: Any) -> list[Launch]:
         tiling, start = self.tiling, self._layout.sums

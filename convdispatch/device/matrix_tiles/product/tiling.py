@@ -103,6 +103,8 @@ class ProductTiling:
     """OpenCL expression: two float32 numbers, low and high, in the format's 16-bit type."""
     narrow_relu_pair = ""
     """The same of numbers of which negative ones become 0, where the device has an instruction for it."""
+    result_bytes = 0
+    """Bytes of a result that begins the workspace, until a launch after the product lays it as the caller wants it."""
     maps_bytes = 0
     """Bytes of tensor maps that the kernel writes for itself."""
 
