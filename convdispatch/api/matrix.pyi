@@ -9,6 +9,7 @@ from ..device.matrix_tiles.configured import largest as largest
 from ..device.matrix_tiles.configured import many as many
 from ..device.matrix_tiles.configured import part_counts as part_counts
 from ..device.matrix_tiles.configured import smallest as smallest
+from ..device.matrix_tiles.configured import usual as usual
 from ..device.matrix_tiles.geometry import Phase as Phase
 from ..device.matrix_tiles.geometry import product_geometry as product_geometry
 from ..device.matrix_tiles.geometry import window as window

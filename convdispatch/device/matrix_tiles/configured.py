@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -13,6 +14,10 @@ from .instruction import TileInstruction
 
 MAX_BYTES = 1 << 48
 """The most bytes of a problem's tensors, because arrays of tiles have int64 sizes."""
+ACCEPTED = 1.09
+"""Predicted time of a usual tile, over that of the fastest tile, up to which it is taken where nothing was measured."""
+ALIKE = 1.03
+"""Predicted time over that of the fastest usual tile up to which the most usual tile is taken."""
 
 
 class Configured:
@@ -87,6 +92,20 @@ def fitting(tiling: Any, count: int) -> np.ndarray:
             if violated.all():
                 break
     return ~violated
+
+
+def usual(costs: Sequence[float], names: Iterable[str], places: Mapping[str, int]) -> int:
+    """The index of the tile to take where nothing was measured, so that layers share programs: one of ``places`` (the
+    most usual one has the lowest), if one of them is predicted nearly as fast as the fastest one, which else is taken.
+
+    ``costs`` are predicted times in ascending order, ``names`` those of the tiles in ``places``.
+    """
+    near = itertools.takewhile(lambda cost: cost <= ACCEPTED * costs[0], costs)
+    listed = [(places[name], index) for index, (_, name) in enumerate(zip(near, names)) if name in places]
+    if not listed:
+        return 0
+    fastest = costs[min(index for _, index in listed)]
+    return min(each for each in listed if costs[each[1]] <= ALIKE * fastest)[1]
 
 
 def part_counts(room: int, groups: int, most: int) -> list[int]:

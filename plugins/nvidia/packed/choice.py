@@ -23,10 +23,21 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import ConvProblem, least_products
-from convdispatch.api.matrix import FORMATS, fitting, formats, in_waves, many, part_counts, product_geometry, window
+from convdispatch.api.matrix import (
+    FORMATS,
+    fitting,
+    formats,
+    in_waves,
+    many,
+    part_counts,
+    product_geometry,
+    usual,
+    window,
+)
 
 from ..instructions import LOCAL_LIMIT
 from ..pace import CLOCK, COPY, read_share, sums_seconds
+from ..usual import usual_tiles
 from .tiling import Tile, Tiling
 
 MACS = {"wgmma": 2530, "mma": 1340}
@@ -341,17 +352,40 @@ def fits(problem: ConvProblem, engine: str) -> bool:
     return any(len(numbers) for name in formats(problem) for _, numbers, _ in _unsplit_tiles(problem, engine, name))
 
 
+def rated(
+    problem: ConvProblem, engine: str, name: str, units: int
+) -> tuple[list[Tile], np.ndarray, np.ndarray, np.ndarray]:
+    """Tiles of a format, the fastest by prediction first: (common fields, for each tile the index of its own, rows of
+    ``NUMBERS``, predicted seconds)."""
+    groups = list(_tiles(problem, engine, name, units))
+    if not groups:
+        return [], *(np.zeros(0, np.int64),) * 3
+    costs = [seconds(Tiling(problem, many(plain, NUMBERS, numbers)), units) for plain, numbers, _ in groups]
+    kinds = np.repeat(np.arange(len(groups)), [len(numbers) for _, numbers, _ in groups])
+    numbers, ranks = (np.concatenate([group[field] for group in groups]) for field in (1, 2))
+    all_costs = np.concatenate(costs)
+    order = np.lexsort((ranks, all_costs))
+    return [plain for plain, _, _ in groups], kinds[order], numbers[order], all_costs[order]
+
+
+def name_of(base: Tile, row: Sequence[int], problem: ConvProblem) -> str:
+    """The name in ``USUAL`` of a row of ``NUMBERS``; empty for windows, whose programs serve one geometry each."""
+    kind = "weights" if problem.direction == "bwd_weights" else "stacked" if base.stacked else "data"
+    return "" if base.window else f"{kind}:{'x'.join(map(str, row[:6]))}{'+' * (row[6] > 1)}"
+
+
 def choices(problem: ConvProblem, engine: str, units: int) -> Iterator[Tile]:
-    """Tiles of the first format, the fastest by prediction first, then the best few of the other formats."""
+    """Tiles of the first format, a usual one first, then the fastest by prediction, then the best few of the other
+    formats."""
     for index, name in enumerate(formats(problem)):
-        groups = list(_tiles(problem, engine, name, units))
-        costs = [seconds(Tiling(problem, many(plain, NUMBERS, numbers)), units) for plain, numbers, _ in groups]
-        if groups:
-            kinds = np.repeat(np.arange(len(groups)), [len(numbers) for _, numbers, _ in groups])
-            numbers, ranks = (np.concatenate([group[field] for group in groups]) for field in (1, 2))
-            order = np.lexsort((ranks, np.concatenate(costs)))
+        bases, kinds, numbers, costs = rated(problem, engine, name, units)
+        if bases:
+            places = usual_tiles(f"{engine} {FORMATS[name].name} {problem.layout}")
+            rows = zip(kinds.tolist(), numbers.tolist(), strict=True)
+            first = usual(costs, (name_of(bases[kind], row, problem) for kind, row in rows), places)
+            order = np.r_[first, np.delete(np.arange(len(costs)), first)]
             for kind, row in _different_first(kinds[order], numbers[order], MAX_CHOICES if index == 0 else 4):
-                yield dataclasses.replace(groups[kind][0], **dict(zip(NUMBERS, row, strict=True)))
+                yield dataclasses.replace(bases[kind], **dict(zip(NUMBERS, row, strict=True)))
 
 
 def _different_first(kinds: np.ndarray, numbers: np.ndarray, most: int) -> Iterator[tuple[int, Sequence[int]]]:

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.matrix import fitting, largest, many
+from convdispatch.api.matrix import fitting, largest, many, usual
 
 from ..instructions import LOCAL_LIMIT
 from ..pace import CLOCK, COPY, read_share, sums_seconds
+from ..usual import usual_tiles
 from .rewriting import folded, folds, gathered, gathers
 from .tiling import TmaTile, TmaTiling, is_large
 
@@ -220,13 +221,31 @@ def _bases(unfolded: ConvProblem) -> Iterator[tuple[ConvProblem, TmaTile]]:
             )
 
 
-def choices(problem: ConvProblem, units: int) -> Iterator[TmaTile]:
-    """Tiles, the fastest by prediction first."""
+def rated(problem: ConvProblem, units: int) -> tuple[list[TmaTile], np.ndarray, np.ndarray]:
+    """Tiles, the fastest by prediction first: (the fields that each shares, rows of ``NUMBERS``, predicted seconds)."""
     kinds = [(place, kind) for place, each in enumerate(_bases(problem)) for kind in _rated(*each, units)]
     if not kinds:
-        return
+        return [], *(np.zeros(0),) * 2
     rows, costs = (np.concatenate([kind[part] for _, kind in kinds]) for part in (1, 2))
     ranks = np.concatenate([ranks + (place << 48) for place, (*_, ranks) in kinds])
     tiles = [tile for _, (tile, each, *_) in kinds for _ in each]
-    for place in np.lexsort((ranks, costs))[:MAX_CHOICES].tolist():
+    order = np.lexsort((ranks, costs))
+    return [tiles[place] for place in order], rows[order], costs[order]
+
+
+def name_of(tile: TmaTile) -> str:
+    """A tile's name in ``USUAL``."""
+    numbers = (tile.bm, tile.bn, tile.bk, tile.stages, tile.resident, tile.block, tile.pixels, tile.taps)
+    return "x".join(map(str, numbers)) + "t" * tile.turns + "f" * tile.fixup + "+" * (tile.split > 1)
+
+
+def choices(problem: ConvProblem, units: int) -> Iterator[TmaTile]:
+    """A usual tile, then the fastest by prediction."""
+    tiles, rows, costs = rated(problem, units)
+    if not tiles:
+        return
+    names = (name_of(tile_of(*each)) for each in zip(tiles, rows, strict=True))
+    first = usual(costs, names, usual_tiles(f"tma {problem.direction} {problem.itemsize}"))
+    others = [place for place in range(min(len(tiles), MAX_CHOICES)) if place != first]
+    for place in (first, *others[: MAX_CHOICES - 1]):
         yield tile_of(tiles[place], rows[place])

@@ -10,9 +10,11 @@ import itertools
 import pytest
 from convdispatch_implicitgemm.gpu.depthwise import Depthwise, DepthwiseTile
 from convdispatch_implicitgemm.gpu.depthwise_sums import DepthwiseSums, Sums
+from convdispatch_implicitgemm.gpu.narrow import Narrow
 from plans import LARGE, SMALL, check_solver
 
 from convdispatch import ConvProblem
+from convdispatch.device.programs.kernels import rendering
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
@@ -61,6 +63,32 @@ def test_tiles_of_the_weights_gradient(queue, text, tiles):
 def test_epilogues(queue, text):
     problem = ConvProblem.parse(text)
     check_solver(queue, problem, DepthwiseSums() if problem.direction == "bwd_weights" else Depthwise())
+
+
+TILE = {"vector": 1, "rows": 4, "columns": 1, "turns": 1}
+SHARED = {
+    "fwd": (Depthwise(), TILE, ("g5mb3ic5ih9iw13oc5kh3ph1", "g96mb1ic96ih56oc96kh3ph1", "g3mb2ic3ih5oc3kh3ph1")),
+    "bwd_data": (Depthwise(), TILE, ("g5mb3ic5ih9iw13oc5kh3ph1sh2", "g96mb1ic96ih56oc96kh3ph1sh2")),
+    "bwd_weights": (DepthwiseSums(), {**TILE, "parts": 3}, ("g5mb3ic5ih9oc5kh3ph1", "g96mb1ic96ih56iw9oc96kh3ph1")),
+    "few channels": (Narrow(), {"rows": 2}, ("g5mb3ic40ih9iw13oc10kh3ph1", "g12mb1ic24ih7oc24kh3ph1")),
+}
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("kind", SHARED)
+def test_sizes_share_a_program(queue, kind, layout):
+    """Kernel, stride and padding are compiled, sizes are arguments."""
+    solver, config, problems = SHARED[kind]
+    direction = kind if kind.startswith("bwd") else "fwd"
+    seen: set[str] = set()
+    for text in problems:
+        problem = ConvProblem.parse(f"{direction}_{layout}_{text}")
+        with rendering() as texts:
+            solver.plan(queue.context, problem, config)
+        assert not seen or set(texts) == seen, text
+        seen = set(texts)
+        check_solver(queue, problem, solver, config)
+    assert seen
 
 
 def test_every_configuration_fits_its_text_and_memory():

@@ -11,9 +11,12 @@ from convdispatch_nvidia.packed import choice as packed
 from convdispatch_nvidia.packed.tiling import Tiling
 from convdispatch_nvidia.tma import choice as tma
 from convdispatch_nvidia.tma.tiling import TmaTiling
+from convdispatch_nvidia.usual import usual_tiles
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
+from convdispatch.api.matrix import usual
+from convdispatch.device.matrix_tiles.configured import ACCEPTED
 
 HOPPER = DeviceInfo("NVIDIA H200", "nvidia", "gpu", "sm_90", compute_units=132)
 UNITS = 132
@@ -83,14 +86,17 @@ def test_tiles_that_do_not_fit_are_told_apart_in_arrays():
     assert fit.tolist() == [True, False, False, False, True]
 
 
+@pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize(("text", "engine"), PACKED)
-def test_the_first_choice_is_the_cheapest(text, engine):
+def test_the_first_choice_is_usual_or_the_cheapest(text, engine, listed, monkeypatch):
+    if not listed:
+        monkeypatch.setattr(packed, "usual_tiles", lambda kind: {})
     problem = ConvProblem.parse(text)
     tiles = list(packed.choices(problem, engine, UNITS))
     assert len(set(tiles)) == len(tiles) > 4
     first = [tile for tile in tiles if tile.format == tiles[0].format]
     costs = [float(packed.seconds(Tiling(problem, tile), UNITS)) for tile in first]
-    assert costs[0] == min(costs)
+    assert min(costs) <= costs[0] <= (ACCEPTED if listed else 1) * min(costs)
 
 
 TMA = [
@@ -136,3 +142,31 @@ def test_a_choice_of_tma_arranges_few_tilings(text, monkeypatch):
     monkeypatch.setattr(TmaTiling, "_arrange", lambda tiling: (arranged.append(1), arrange(tiling))[1])
     assert next(iter(tma.choices(problem, UNITS)))
     assert len(arranged) <= 8 * len(list(tma._bases(problem)))
+
+
+@pytest.mark.parametrize(
+    ("places", "index"),
+    [
+        ({}, 0),  # none is usual: the fastest
+        ({"f": 0}, 0),  # too slow
+        ({"c": 0, "b": 1}, 2),  # as fast as the fastest usual one, and more usual
+        ({"e": 0, "b": 1}, 1),  # more usual, but slower
+        ({"e": 0}, 4),
+    ],
+)
+def test_a_usual_tile_is_taken_where_it_is_nearly_as_fast(places, index):
+    assert usual([1.0, 1.01, 1.03, 1.05, 1.08, 1.1], "abcdef", places) == index
+
+
+def test_every_usual_tile_is_one_that_some_layer_may_have():
+    """Names are those that the choices give their tiles, so that the lists are not dead."""
+    problem = ConvProblem.parse("fwd_f16_mb32ic256ih14oc1024kh1")
+    bases, kinds, numbers, _ = packed.rated(problem, "wgmma", "float16", UNITS)
+    named = {packed.name_of(bases[kind], row, problem) for kind, row in zip(kinds, numbers.tolist(), strict=True)}
+    assert len(named & usual_tiles("wgmma native nchw").keys()) > 8
+    for math_, kind in (("float32", "direct float32 fwd nchw"), ("tf32", "direct tf32 fwd nchw")):
+        tiles = direct.rated(problem.replace(dtype="float32", math=math_), UNITS)
+        assert len({direct.name_of(tile) for _, tile in tiles} & usual_tiles(kind).keys()) > 8
+    shared, rows, _ = tma.rated(problem.replace(layout="nhwc"), UNITS)
+    tiles = map(tma.tile_of, shared, rows)
+    assert len({tma.name_of(tile) for tile in tiles} & usual_tiles("tma fwd 2").keys()) > 8

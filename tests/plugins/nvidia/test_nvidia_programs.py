@@ -20,6 +20,12 @@ NEAR_MISSES = {
     "padded": (SMALL, ("mb2ic64ih6oc16kh3ph1", "mb1ic96ih7iw5oc40kh3ph1", "mb3ic64ih5iw9oc17kh5kw3ph2pw1",
                        "mb1ic128ih8oc8kh3ph1sh2", "mb2ic64ih6oc16kh3ph2")),
     "parts": ({**SMALL, "split": 2}, ("mb1ic64ih6oc16kh3ph1", "mb2ic96ih5iw7oc24kh3ph1sh2")),
+    "rows and columns": (SMALL, ("mb1ic64ih6oc16kh3kw1ph1pw0", "mb1ic96ih7iw5oc40kh1kw3ph0pw1",
+                                 "mb1ic64ih5oc16kh3ph1")),
+    "directions": (SMALL, ("mb1ic64ih6oc16kh3ph1", "bwd_data_mb1ic40ih7iw5oc96kh3ph1")),
+    "parts of taps": (SMALL, ("mb2ic72ih6oc16kh3ph1", "mb1ic56ih7iw5oc40kh3ph1", "mb1ic40ih6iw5oc16kh3ph1sh2")),
+    "slices of many taps": (SMALL, ("mb2ic24ih6oc16kh3ph1", "mb1ic16ih7iw5oc40kh3ph1", "mb1ic8ih6iw5oc16kh3ph1")),
+    "parts of channels": (SMALL, ("mb1ic37ih6oc16kh3ph1", "mb2ic43ih5iw7oc40kh3ph1sh2")),
     "flat": (SMALL, ("mb2ic64ih6oc16kh1", "mb1ic96ih7iw5oc40kh1", "mb3ic128ih1iw9oc17kh1")),
     "groups": (SMALL, ("mb1ic128ih6oc32kh3ph1g2", "mb2ic192ih5iw7oc51kh3ph1g3")),
     "gradient": (SMALL, ("bwd_data_mb2ic16ih6oc64kh3ph1", "bwd_data_mb1ic40ih7iw5oc96kh3ph1")),
@@ -31,8 +37,8 @@ NEAR_MISSES = {
 
 
 def of_forms(texts):
-    """The texts without reductions, which have the number of parts as a literal."""
-    return [text for text in texts if "void reduce(" not in text and "void marks(" not in text]
+    """The texts without those that compute scales."""
+    return [text for text in texts if "void marks(" not in text]
 
 
 @pytest.mark.usefixtures("item_by_item")
@@ -52,9 +58,9 @@ def test_near_misses_share_their_programs(queue, kind, full):
 
 
 def test_where_items_divide_in_the_main_loop_numbers_are_literals():
-    """Windows, slices with parts of several taps; the packing of folded channels."""
+    """Windows, and the packing of folded channels; not slices with parts of several taps, which are counted."""
     context, cases = described_context(DESCRIBED["h200"]), (("mb1ic64ih7oc16kh3ph1", {"window": True}, 1),
-        ("mb1ic40ih7oc16kh3ph1", {}, 1), ("mb1ic3ih9oc16kh3ph1", {}, 2), ("mb1ic64ih7oc16kh3ph1", {}, 0))  # fmt: skip
+        ("mb1ic40ih7oc16kh3ph1", {}, 0), ("mb1ic3ih9oc16kh3ph1", {}, 1), ("mb1ic64ih7oc16kh3ph1", {}, 0))  # fmt: skip
     for text, more, literal in cases:
         with rendering() as texts:
             NvidiaPlan(context, ConvProblem.parse(text), {**SMALL, **more}, "wgmma", emulate=True)
@@ -66,12 +72,12 @@ def test_long_sums_of_direct_share_a_program(queue):
     """A sum of few slices has a program of its own."""
     config = {"bm": 32, "bn": 64, "wm": 1, "wn": 2, "bk": 16}
     texts = []
-    for text in ("mb1ic112ih8oc40kh1", "mb2ic128ih4iw16oc24kh1", "mb1ic64ih8oc40kh1"):
+    for text in ("mb1ic112ih8oc40kh1", "mb2ic128ih4iw16oc24kh1", "mb1ic32ih8oc40kh1"):
         problem = ConvProblem.parse(text)
         plan = DirectPlan(queue.context, problem, config, emulate=True)
         check_plan(queue, problem, plan, text)
         texts.append(plan.product_text())
-        assert DirectTiling(problem, DirectTile.of(config)).specialised == (problem.ic == 64)
+        assert DirectTiling(problem, DirectTile.of(config)).specialised == (problem.ic == 32)
     assert texts[0] == texts[1] != texts[2]
 
 

@@ -90,9 +90,11 @@ ${"".join(f" & (int)(ok{i} >> {'(' + low + ')' if low else 0})" for axis in form
 </%def>\
 <%def name="fetch_data(slice, stage)">\
       {
-<% taps = form.along("n" if counted else "t", False) %>\
+<% taps = form.along("n" if counted or chunks_counted else "t", False) %>\
 % if counted:
         const int in_tap = next_block * ${cr} + chunk, real = 1;
+% elif chunks_counted:
+        const int in_tap = next_in_tap, real = next_chunk < depth;
 % else:
 ${tap_of(slice)}\
 % endif
@@ -107,10 +109,16 @@ ${tap_of(slice)}\
         }
 % endfor
 ${fetch_weight_slice(slice, stage)}\
-% if counted:
+% if counted or chunks_counted:
 <% inner, *outer = [(f"n{letters[axis]}", form.number("taps", axis)) for axis in reversed(form.tapped)] %>\
+% if counted:
         if (++next_block == BLOCKS) {
           next_block = 0;
+% else:
+        next_chunk += ${cr};
+        for (next_in_tap += ${cr}; next_in_tap >= C8;) {
+          next_in_tap -= C8;
+% endif
           ++${inner[0]};
 % for (name, size), (further, _) in zip([inner, *outer], outer):
           if (${name} == ${size}) ${name} = 0, ++${further};

@@ -47,14 +47,14 @@ class ProductForm:
     """Axes along which some phase has several taps."""
     guarded: tuple[int, ...]
     """Axes along which a phase reads outside the source."""
-    spread: Triple
-    """Source pixels from tap to tap along each guarded axis: 1, -1, or 0 for every other number."""
+    near: bool
+    """Whether taps are one source pixel apart, forward or back, along each guarded axis."""
     flat: bool
     """Whether a place reads the source pixel of its own number and no other one."""
     flat_target: bool
     """Whether places are the target's pixels in their order."""
     whole: bool
-    """Whether each K-slice of forward and data gradient belongs to one tap."""
+    """Whether there are taps, and each K-slice of forward and data gradient belongs to one."""
     weights: str
     """``packed``, or read in place: by ``rows``, or ``transposed``."""
     phases: tuple[tuple[int, ...], ...]
@@ -94,19 +94,19 @@ class ProductForm:
         data = tiling.data
         axes, phases, (first, *_) = tuple(range(3 - p.ndim, 3)), geo.phases, geo.phases
         many, ones = len(phases) > 1, (1, 1, 1)
-        tapped = tuple(axis for axis in axes if max(phase.taps[axis] for phase in phases) > 1)
+        # Kernels of one row or one column share the programs of others: an axis of one tap counts like any other.
+        tapped = axes if max(phase.volume for phase in phases) > 1 else ()
         simple = not many and geo.step == ones and first.origin == (0, 0, 0) and first.count == geo.source
-        near = (data and guarded and abs(step) == 1 for step, guarded in zip(geo.spread, tiling.guarded, strict=True))
-        z, y, x = (step if one else 0 for step, one in zip(geo.spread, near, strict=True))
+        flat = simple and first.volume == 1 and not any(tiling.guarded)
+        flat_target = data and not many and geo.out_step == ones and not geo.stacked and not t.window
         weights = "transposed" if tiling.transposed_weights else "rows" if tiling.direct_weights else "packed"
         return cls(
             tile=dataclasses.replace(t, split=min(t.split, 2)), format=tiling.format, narrow_pair=tiling.narrow_pair,
-            unshift=tiling.unshift, data=data, nhwc=data and p.layout == "nhwc", axes=axes, tapped=tapped,
+            unshift=tiling.unshift, data=data, nhwc=data and p.layout == "nhwc",
+            axes=() if flat and (flat_target or not data) else axes, tapped=tapped,
             guarded=tuple(axis for axis in axes if tiling.guarded[axis]),
-            spread=(z, y, x),
-            flat=simple and first.volume == 1 and not any(tiling.guarded),
-            flat_target=data and not many and geo.out_step == ones and not geo.stacked and not t.window,
-            whole=data and geo.c8 % (t.bk // 8) == 0, weights=weights,
+            near=data and all(abs(geo.spread[axis]) == 1 for axis in axes), flat=flat, flat_target=flat_target,
+            whole=data and bool(tapped) and geo.c8 % (t.bk // 8) == 0, weights=weights,
             phases=tuple((*phase.first, *phase.taps, *phase.origin, phase.volume) for phase in phases) if many else (),
             out_step=geo.out_step if many else ones, stacked=geo.stacked, window_rows=tiling.window_rows,
             **{name: getattr(tiling, name) for name in _LOCAL},
@@ -125,11 +125,17 @@ class ProductForm:
     def specialised(self) -> bool:
         """Whether the geometry's numbers are literals, where each item divides by them in the main loop.
 
-        As arguments they took, on an H200, 1.03 to 1.55 times as long of windows, 1.08 of stacked phases, and 1.48
-        where slices have parts of several taps; of others 1.02 in the mean.
+        As arguments they took, on an H200, 1.03 to 1.55 times as long of windows, 1.08 of stacked phases, which
+        divide only before and after it, and of others 1.02 in the mean.
         """
         parts_of_taps = self.data and bool(self.tapped) and not self.whole
-        return self.tile.window or bool(self.stacked) or parts_of_taps
+        return self.tile.window or (parts_of_taps and not self.counted)
+
+    @property
+    def counted(self) -> bool:
+        """Whether taps are counted from slice to slice: one for each slice, or for each item's chunk of channels."""
+        divided = not self.whole and (self.weights == "transposed" or self.tile.norm_in_place)
+        return self.data and bool(self.tapped) and not self.tile.window and not divided
 
     def number(self, field: str, axis: int) -> str:
         """OpenCL expression: the phase's ``first``, ``count``, ``taps`` or ``origin`` along an axis."""
@@ -232,11 +238,10 @@ class SourceForm:
     """A packed source's properties that decide code."""
 
     fold: bool
-    grouped: bool
     turn: int
     """Chunks that neighbouring work items write side by side when NCHW is packed; 0 in NHWC."""
     ragged: bool
-    """Whether the last chunk has fewer than eight channels."""
+    """Whether the last chunk of any of a launch's sources has fewer than eight channels."""
     of_norm: bool
 
 
@@ -247,10 +252,6 @@ class WeightsForm:
     window: bool
     fold: bool
     stacked: Triple | None
-    ragged: bool
-    """Whether there are chunks with fewer than eight channels."""
-    whole: bool
-    """Whether each K-slice belongs to one tap."""
     phases: tuple[tuple[Triple, Triple], ...]
     """Of several phases: their taps and the first one."""
     tap_step: Triple
@@ -263,9 +264,7 @@ class PackForm:
     """The pieces of a launch that packs, and what decides code; templates see nothing else."""
 
     format: Format
-    bk: int
     data: bool
-    forward: bool
     nhwc: bool
     pieces: tuple[SourceForm | None, ...]
     """None is the weights."""
@@ -277,19 +276,19 @@ class PackForm:
 
     @property
     def specialised(self) -> bool:
-        """Whether the geometry's numbers are literals: of folded sources, whose elements are each divided by them, and
-        of channels that are no whole chunks. First layers took 1.07 to 1.11 times as long with arguments on an H200."""
-        return any(source is not None and (source.fold or source.ragged) for source in self.pieces)
+        """Whether the geometry's numbers are literals: of folded sources, whose elements are each divided by them.
+        First layers took 1.07 to 1.11 times as long with arguments on an H200."""
+        return any(source is not None and source.fold for source in self.pieces)
 
     @classmethod
     def of(cls, tiling: ProductTiling, tensors: Sequence[tuple[str, Source | None]], scales: Any) -> PackForm:
         """The form of the tensors of a tiling; a source of None is the weights."""
         p = tiling.problem
         weights = _weights_form(tiling) if any(source is None for _, source in tensors) else None
-        pieces = tuple(source and _source_form(tiling, source) for _, source in tensors)
+        ragged = any(source is not None and source.c % 8 > 0 for _, source in tensors)
+        pieces = tuple(source and _source_form(tiling, source, ragged) for _, source in tensors)
         exponents = tuple(scales.exponent(name, number) for number, (name, _) in enumerate(tensors)) if scales else ()
-        return cls(tiling.format, tiling.tile.bk, tiling.data, p.direction == "fwd", p.layout == "nhwc", pieces,
-                   weights, _index(p), exponents)  # fmt: skip
+        return cls(tiling.format, tiling.data, p.layout == "nhwc", pieces, weights, _index(p), exponents)
 
 
 def _index(problem: ConvProblem) -> str:
@@ -298,18 +297,17 @@ def _index(problem: ConvProblem) -> str:
     return "int" if max(sizes) < 2**31 else "long"
 
 
-def _source_form(tiling: ProductTiling, source: Source) -> SourceForm:
+def _source_form(tiling: ProductTiling, source: Source, ragged: bool) -> SourceForm:
     of_norm = tiling.problem.normalised and source.name == "x"
     turn = 0 if tiling.problem.layout == "nhwc" else source.turn
-    return SourceForm(source.fold, source.groups > 1, turn, source.c % 8 > 0, of_norm)
+    return SourceForm(source.fold, turn, ragged, of_norm)
 
 
 def _weights_form(tiling: ProductTiling) -> WeightsForm:
     geo, t, ones = tiling.geometry, tiling.tile, (1, 1, 1)
     many = len(geo.phases) > 1
     phases = tuple((phase.taps, phase.tap0) for phase in geo.phases) if many else ()
-    ragged, whole = tiling.weight_chunks * 8 > geo.c, geo.c8 % (t.bk // 8) == 0
-    return WeightsForm(t.window, geo.fold, geo.stacked, ragged, whole, phases, geo.tap_step if many else ones,
+    return WeightsForm(t.window, geo.fold, geo.stacked, phases, geo.tap_step if many else ones,
                        geo.kernel if many else ones)  # fmt: skip
 
 
@@ -361,8 +359,15 @@ def _source_numbers(tiling: ProductTiling, source: Source) -> tuple[dict[str, in
 def _weights_numbers(tiling: ProductTiling) -> tuple[dict[str, int], dict[str, int]]:
     p, geo, phase = tiling.problem, tiling.geometry, tiling.geometry.phases[0]
     oc, ic, tap, group = tiling.weight_strides
+    forward, bk = p.direction == "fwd", tiling.tile.bk
+    # Neighbouring work items pack neighbouring chunks of a row or, where these are contiguous, neighbouring rows.
+    by_row = not forward and not geo.stacked
+    lines = tiling.n_tiles * tiling.tile.bn
     ints = {
-        "CHUNKS": tiling.weight_chunks, "LINES": tiling.n_tiles * tiling.tile.bn, "GROUPS": geo.groups,
+        "BY_ROW": int(by_row), "INNER": lines if by_row else tiling.weight_chunks,
+        "OUTER": tiling.weight_chunks if by_row else lines, "ROW_STEP": oc if forward else ic,
+        "SUMMED_STEP": ic if forward else oc, "BK": bk, "SLICE_CHUNKS": bk // 8, "HALF_ROWS": int(bk == 32),
+        "CHUNKS": tiling.weight_chunks, "GROUPS": geo.groups,
         "TAP_PARTS": tiling.tap_parts, "TAPS": phase.volume, "SLICE_STEP": tiling.n_tiles * tiling.weight_slice,
         "GROUP_SLICES": sum(tiling.slices), "TARGET": geo.m, "SOURCE": geo.c, "FOLDED": p.ic // p.g,
         "W_OC": oc, "W_IC": ic, "W_TAP": tap,

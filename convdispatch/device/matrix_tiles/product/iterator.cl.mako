@@ -30,10 +30,10 @@
     at${i} = (INDEX)image * SOURCE_IMAGE + ${form.summand(form.along("i"), "SOURCE")};
 % for axis in form.guarded:
 <% at, size, taps, low = f"i{letters[axis]}", f"SIZE_{capitals[axis]}", form.number("taps", axis), f" << LOW_{capitals[axis]}" if axis < 2 else "" %>\
-% if form.spread[axis]:
+% if form.near:
     {
-<% lowest, end = (f"-{at}", f"{size} - {at}") if form.spread[axis] > 0 else (f"{at} - {size} + 1", f"{at} + 1") %>\
-      const int low = max(0, ${lowest}), inside = min(${taps}, ${end}) - low;
+      const int back = SPREAD_${capitals[axis]} < 0, low = max(0, back ? ${at} - ${size} + 1 : -${at});
+      const int inside = min(${taps}, back ? ${at} + 1 : ${size} - ${at}) - low;
       if (inside > 0) ok${i} |= 0xffffffffu >> (32 - inside) << low${low};
     }
 % else:
@@ -47,6 +47,12 @@
   // The tap of the next slice to copy, and its block of channels.
   const int begin_tap = DIVIDED(begin, BLOCKS);
   int next_block = begin - begin_tap * BLOCKS;
+  ${form.split("begin_tap", "TAPS", form.along("n", False), "").replace("const int", "int")}
+% elif chunks_counted:
+  // The work item's chunk of the next slice to copy, its place in its tap, and the tap.
+  int next_chunk = begin * ${cr} + chunk;
+  const int begin_tap = DIVIDED(next_chunk, C8);
+  int next_in_tap = next_chunk - begin_tap * C8;
   ${form.split("begin_tap", "TAPS", form.along("n", False), "").replace("const int", "int")}
 % endif
 % else:

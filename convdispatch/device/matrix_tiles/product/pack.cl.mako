@@ -7,11 +7,9 @@
 ##
 ## form    a ``PackForm``
 <%
-f, bk = form.format, form.bk
+f = form.format
 native = f.name == "native"
-cr = bk // 8
 type = "ushort" if native else "REAL"
-swizzled = "n % 8" if bk == 64 else "n / 2 % 4"
 def unit(i):
     return f"((int)get_group_id(0) - BEGIN{i})" if i else "(int)get_group_id(0)"
 def within(i):
@@ -98,11 +96,7 @@ step = "" if form.nhwc else f" * CHANNEL_STEP{i}"
     const int id = ${unit(i)} * 256 + tid;
     int rest = DIVIDED(id, CHUNKS${i});
     const int q = id - rest * CHUNKS${i};
-% if p.grouped:
     const int place = DIVIDED(rest, GROUPS${i}), group = rest - place * GROUPS${i};
-% else:
-    const int place = rest, group = 0;
-% endif
     if (place < PLACES${i}) {
 ${read8(i, p)}\
       put8(to${i} + AT${i} + (long)place * TO_PIXEL${i} + (group * CHUNKS${i} + q) * 8, v, TO_PLANE${i});
@@ -111,11 +105,7 @@ ${read8(i, p)}\
 ## For NCHW: work items read neighbouring pixels, exchange them in local memory, and write neighbouring chunks.
 <%def name="turned(i, p)">\
     const int unit = ${unit(i)}, block_row = DIVIDED(unit, BLOCKS${i}), block = unit - block_row * BLOCKS${i};
-% if p.grouped:
     const int turn_of_places = DIVIDED(block_row, GROUPS${i}), group = block_row - turn_of_places * GROUPS${i};
-% else:
-    const int turn_of_places = block_row, group = 0;
-% endif
 </%def>
 <%def name="pack_nchw(i, p)">\
 <% wide = p.turn; places = 256 // wide %>\
@@ -141,12 +131,13 @@ ${turned(i, p)}\
 ## A work item packs eight k of one row in every tap, or in every so many of TAP_PARTS. Neighbouring work items read
 ## neighbouring weights: chunks of a row, or rows in the data gradient, where these are contiguous.
 <%def name="pack_weights(i)">\
-<% w = form.weights; by_row = not form.forward and not w.stacked; inner = f"{'LINES' if by_row else 'CHUNKS'}{i}"; outer = f"{'CHUNKS' if by_row else 'LINES'}{i}" %>\
-    const int id = ${unit(i)} * 256 + tid, above = DIVIDED(id, ${inner}), further = DIVIDED(above, ${outer}), part = DIVIDED(further, GROUPS${i});
-    const int ${"row" if by_row else "q"} = id - above * ${inner}, ${"q" if by_row else "row"} = above - further * ${outer}, group = further - part * GROUPS${i};
+<% w = form.weights %>\
+    const int id = ${unit(i)} * 256 + tid, above = DIVIDED(id, INNER${i}), further = DIVIDED(above, OUTER${i}), part = DIVIDED(further, GROUPS${i});
+    const int inner = id - above * INNER${i}, outer = above - further * OUTER${i}, group = further - part * GROUPS${i};
+    const int row = BY_ROW${i} ? inner : outer, q = BY_ROW${i} ? outer : inner;
     if (part < TAP_PARTS${i}) {
-    const int n_tile = DIVIDED(row, BN${i}), n = row - n_tile * BN${i};
-    global ushort *packed = to${i} + AT${i} + (long)group * GROUP_SLICES${i} * SLICE_STEP${i} + (long)n_tile * TILE${i} + n * ${bk};
+    const int n_tile = DIVIDED(row, BN${i}), n = row - n_tile * BN${i}, swizzle = n >> HALF_ROWS${i} & (SLICE_CHUNKS${i} - 1);
+    global ushort *packed = to${i} + AT${i} + (long)group * GROUP_SLICES${i} * SLICE_STEP${i} + (long)n_tile * TILE${i} + n * BK${i};
 % if w.phases:
     int before = 0;
 % endif
@@ -182,27 +173,26 @@ ${turned(i, p)}\
         const int kernel_x = DIVIDED(c, FOLDED${i}), channel = c - kernel_x * FOLDED${i};
         const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)row * W_OC${i} + (INDEX)channel * W_IC${i} + (INDEX)(tap * KERNEL_W${i} + kernel_x) * W_TAP${i};
 % else:
-        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)${"row" if form.forward else "c"} * W_OC${i} + (INDEX)${"c" if form.forward else "row"} * W_IC${i} + (INDEX)kernel_tap * W_TAP${i};
+        const INDEX from = (INDEX)group * W_GROUP${i} + (INDEX)row * ROW_STEP${i} + (INDEX)c * SUMMED_STEP${i} + (INDEX)kernel_tap * W_TAP${i};
 % endif
-        v[e] = row < TARGET${i}${f" && c < SOURCE{i}" if w.ragged else ""}${" && has" if w.stacked else ""} ? ${f"shifted(FETCH(from{i}, from), {exponent(i, 'in_stack' if w.stacked else 'row', 'channel' if w.fold else 'c')})" if f.scaled else f"FETCH(from{i}, from)"} : 0;
+        v[e] = row < TARGET${i} && c < SOURCE${i}${" && has" if w.stacked else ""} ? ${f"shifted(FETCH(from{i}, from), {exponent(i, 'in_stack' if w.stacked else 'row', 'channel' if w.fold else 'c')})" if f.scaled else f"FETCH(from{i}, from)"} : 0;
       }
 % if w.window:
-      const int slice = q / ${cr} * TAPS${i} + tap, chunk = q % ${cr};
+      const int block = DIVIDED(q, SLICE_CHUNKS${i}), slice = block * TAPS${i} + tap, chunk = q - block * SLICE_CHUNKS${i};
 % else:
-      const int k = tap * CHUNKS${i} + q, slice = ${"before + " if w.phases else ""}k / ${cr}, chunk = k % ${cr};
+      const int k = tap * CHUNKS${i} + q, in_phase = DIVIDED(k, SLICE_CHUNKS${i}), slice = ${"before + " if w.phases else ""}in_phase, chunk = k - in_phase * SLICE_CHUNKS${i};
 % endif
-      put8(packed + (long)slice * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, BN${i} * ${bk});
+      put8(packed + (long)slice * SLICE_STEP${i} + ((chunk ^ swizzle) << 3), v, BN${i} * BK${i});
     }
-% if not w.window and (w.phases or not w.whole):
-    const int ${f"depth{loop.index}" if w.phases else "depth"} = ${volume} * CHUNKS${i}, ${f"slices{loop.index}" if w.phases else "slices"} = (${volume} * CHUNKS${i} + ${cr - 1}) / ${cr};
-% if not w.whole:
+% if not w.window:
+    // The last slice of the taps is filled with zeros.
+    const int depth${loop.index} = ${volume} * CHUNKS${i}, past${loop.index} = depth${loop.index} + SLICE_CHUNKS${i} - 1, slices${loop.index} = DIVIDED(past${loop.index}, SLICE_CHUNKS${i});
     if (q == 0 && part == 0)
-      for (int k = ${f"depth{loop.index}" if w.phases else "depth"}; k < ${f"slices{loop.index}" if w.phases else "slices"} * ${cr}; ++k) {
+      for (int k = depth${loop.index}; k < slices${loop.index} * SLICE_CHUNKS${i}; ++k) {
         const VALUE_TYPE v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        const int chunk = k % ${cr};
-        put8(packed + (long)(${"before + " if w.phases else ""}k / ${cr}) * SLICE_STEP${i} + ((chunk ^ ${swizzled}) << 3), v, BN${i} * ${bk});
+        const int chunk = k - (slices${loop.index} - 1) * SLICE_CHUNKS${i};
+        put8(packed + (long)(${"before + " if w.phases else ""}slices${loop.index} - 1) * SLICE_STEP${i} + ((chunk ^ swizzle) << 3), v, BN${i} * BK${i});
       }
-% endif
 % if w.phases:
     before += slices${loop.index};
 % endif

@@ -81,7 +81,7 @@ def _values(form: ProductForm) -> dict[str, Any]:
     core, steps = t.instruction, t.bk // t.instruction.k
     values: dict[str, Any] = {
         "form": form, "t": t, "f": f, "letters": LETTERS, "capitals": AXES, "wgmma": wgmma, "many": bool(form.phases),
-        "counted": form.data and not t.window and form.whole and bool(form.tapped),
+        "counted": form.counted and form.whole, "chunks_counted": form.counted and not form.whole,
         "items": items, "planes": planes, "rowb": rowb, "cr": cr, "distance": form.under_way,
         "local_bytes": form.local_bytes, "staging": form.staging, "staged": form.staged,
         "weight_slice": t.bn * t.bk * planes, "separate": wgmma and f.float32_accurate,
@@ -260,9 +260,9 @@ class ProductPlan(StepPlan):
         parts = Parts(tiling.tile.split, size, tiling.out_index, at, lanes=1)
         if not tiling.data:
             nhwc, axes = problem.layout == "nhwc", (problem.kd * problem.kh * problem.kw, problem.ic // problem.g)
-            rows = (tiling.n, geo.c8 * 8, problem.kw)
+            rows = (tiling.n, geo.c8 * 8, problem.kw if geo.fold else 1)
             parts = dataclasses.replace(parts, stride=tiling.partial_elements, order=2 + nhwc, rows=rows,
-                                        axes=axes[::-1] if nhwc else axes, fold=geo.fold)  # fmt: skip
+                                        axes=axes[::-1] if nhwc else axes)  # fmt: skip
         return reduction_launch(context, problem, parts, written(problem))
 
 
@@ -294,7 +294,6 @@ class Parts:
     """``inner`` and ``channels``; None: of parts in the output's order."""
     rows: tuple[int, ...] = ()
     """Of rows of taps: ``columns``, ``step`` and ``window``."""
-    fold: bool = False
     lanes: int = 0
     """Work items that share the sum of an element's parts; 0: several where there are many parts."""
     items: int = 256
@@ -305,10 +304,10 @@ def reduction_launch(context: Any, problem: ConvProblem, parts: Parts, operands:
     lanes, offset = parts.lanes or (8 if parts.count >= 16 else 1), {"int": np.int32, "long": np.int64}[parts.index]
     pixels = 1 if problem.layout == "nhwc" else math.prod(problem.out_shape[2:])
     text = common_macros(problem, problem.masked)
-    text += define(OUT_INDEX=parts.index, PARTIAL=0, WIDE=int(parts.index == "long"), PARTS=parts.count, LANES=lanes)
-    text += define(ITEMS=parts.items, ORDER=parts.order, FOLD=int(parts.fold))
+    text += define(OUT_INDEX=parts.index, PARTIAL=0, WIDE=int(parts.index == "long"), LANES=lanes)
+    text += define(ITEMS=parts.items, ORDER=parts.order, AHEAD=3 if parts.count <= 4 * lanes else 15)
     text += kernel_text("convdispatch.api", "divide.cl") + kernel_text(MATRIX_TILES, "reduce.cl")
-    sizes = [np.int64(parts.at), offset(parts.elements), offset(parts.stride or parts.elements)]
+    sizes = [np.int32(parts.count), np.int64(parts.at), offset(parts.elements), offset(parts.stride or parts.elements)]
     sizes += divided_by(*(parts.axes or (pixels, problem.channels_out)))
     if parts.rows:
         sizes += [*map(np.int32, parts.rows[:2]), *divided_by(parts.rows[2])]

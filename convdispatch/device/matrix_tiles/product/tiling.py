@@ -77,7 +77,7 @@ class Source:
     def __post_init__(self) -> None:
         self.c8 = chunks(self.c)
         # turn: chunks that neighbouring work items write side by side when NCHW is packed to NHWC.
-        self.turn = 8 if self.c8 > 4 else 4 if self.c8 > 2 else self.c8
+        self.turn = 8 if self.c8 > 4 else 4
         self.pixels = math.prod(self.size)
         # Strides in elements from plane to plane, pixel to pixel, group to group and image to image.
         self.plane = self.c8 * 8 * (1 if self.points else self.groups)
@@ -176,8 +176,10 @@ class ProductTiling:
         # summed: whether the product leaves the sums of its tiles' channels; parts of a sum over k have none.
         self.summed = (self.partial ^ True) if p.sums else False
         # tap_bits: along each axis, bits that mark the taps inside the source; 0 if no tap is ever outside.
-        self.guarded = geo.guarded
         max_taps = [max(phase.taps[axis] for phase in phases) for axis in range(3)]
+        every = tuple(any(geo.guarded) and axis >= 3 - p.ndim for axis in range(3))
+        # guarded: axes along which taps are compared with the source's ends: all of them, as far as bits suffice.
+        self.guarded = every if sum(max_taps) <= 32 else geo.guarded
         self.tap_bits = tuple(max_taps[axis] if self.guarded[axis] else 0 for axis in range(3))
 
     def _source(self, name: str, c: int, size: tuple[int, int, int], fold: bool) -> Source:
