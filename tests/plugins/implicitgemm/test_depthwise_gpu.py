@@ -14,6 +14,7 @@ from convdispatch_implicitgemm.gpu.narrow import Narrow
 from plans import LARGE, SMALL, check_solver
 
 from convdispatch import ConvProblem
+from convdispatch.device.matrix_tiles.configured import ACCEPTED
 from convdispatch.device.programs.kernels import rendering
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
@@ -98,7 +99,8 @@ def test_every_configuration_fits_its_text_and_memory():
             solver = DepthwiseSums() if direction == "bwd_weights" else Depthwise()
             configs = list(solver.configs(problem, LARGE))
             costs = [solver.cost(problem, LARGE, config) for config in configs]
-            assert costs == sorted(costs)
+            assert costs[1:] == sorted(costs[1:])
+            assert costs[0] <= ACCEPTED * min(costs)
             for config in configs:
                 tile = Sums.of(problem, config).tile if direction == "bwd_weights" else DepthwiseTile(problem, **config)
                 assert tile.lanes * tile.deep <= 128
