@@ -1,5 +1,4 @@
-"""Chooses the usual tiles for drawn layers, and writes ``usual.py`` of the nvidia plugin and of implicitgemm's kernels
-for GPUs.
+"""Chooses the usual tiles for drawn layers, and writes ``usual.py`` of the nvidia plugin.
 
     python tests/support/usual_tiles.py
 
@@ -21,8 +20,6 @@ from typing import Any
 
 import numpy as np
 import paths  # noqa: F401 (bench is found then)
-from convdispatch_implicitgemm.gpu import depthwise, depthwise_sums
-from convdispatch_implicitgemm.gpu import usual as depthwise_usual
 from convdispatch_nvidia import usual
 from convdispatch_nvidia.direct import choice as direct
 from convdispatch_nvidia.direct.solver import Direct
@@ -43,7 +40,7 @@ UNSERVED = 1.3
 SEED = 7
 H200 = DESCRIBED["h200"]
 FORMS = {"float16": {"dtype": "float16"}, "tf32": {"math": "tf32"}, "float32": {}}
-KERNELS = {"depthwise": (3000, 12), "wgmma": (800, 96), "mma": (400, 32), "direct": (600, 40), "tma": (250, 40)}
+KERNELS = {"wgmma": (800, 96), "mma": (400, 32), "direct": (600, 40), "tma": (250, 40)}
 """Layers that are drawn for a kernel, and the most tiles of a kind."""
 
 
@@ -60,11 +57,7 @@ def layers(count: int, **form: str) -> Iterator[ConvProblem]:
 def rated(kernel: str, problem: ConvProblem) -> tuple[str, Mapping[str, float]]:
     """The problem's kind, and the least predicted seconds of each tile's name."""
     units, names = H200.compute_units, {}
-    if kernel == "depthwise":
-        module = depthwise_sums if problem.direction == "bwd_weights" else depthwise
-        named = ((tile.name, cost) for cost, tile in module.rated(problem, H200))
-        kind = f"depthwise {problem.direction} {problem.layout} {problem.itemsize}"
-    elif kernel in ("wgmma", "mma"):
+    if kernel in ("wgmma", "mma"):
         name = formats(problem)[0]
         bases, kinds, numbers, costs = packed.rated(problem, kernel, name, units)
         tiles = zip(kinds.tolist(), numbers.tolist(), costs.tolist(), strict=True)
@@ -106,7 +99,7 @@ def choose(rows: list[Mapping[str, float]], most: int) -> list[str]:
 def kinds(kernel: str, form: Mapping[str, Any]) -> dict[str, str]:
     """The usual tiles of each kind of a kernel's problems of a form."""
     solvers: dict[str, Any] = {"direct": Direct, "tma": Tma}
-    limits = depthwise.limits if kernel == "depthwise" else solvers.get(kernel, lambda: TensorCores(kernel))().limits
+    limits = solvers.get(kernel, lambda: TensorCores(kernel))().limits
     count, most = KERNELS[kernel]
     rows = collections.defaultdict(list)
     for problem in layers(count, **form):
@@ -124,15 +117,13 @@ def main() -> None:
         for kernel in KERNELS
         for name, form in FORMS.items()
         for layout in layouts.get(kernel, ("nchw", "nhwc"))
-        if (kernel, name) not in (("direct", "float16"), ("tma", "float32"), ("depthwise", "tf32"))
+        if (kernel, name) not in (("direct", "float16"), ("tma", "float32"))
     ]
     with multiprocessing.Pool(8) as pool:
         found: dict[str, str] = {}
         for each in pool.starmap(kinds, work, chunksize=1):
             found |= each
-    of_depthwise = {kind: names for kind, names in found.items() if kind.startswith("depthwise")}
-    write(depthwise_usual, of_depthwise)
-    write(usual, {kind: names for kind, names in found.items() if kind not in of_depthwise})
+    write(usual, found)
 
 
 def write(module: Any, found: Mapping[str, str]) -> None:

@@ -6,65 +6,66 @@
 ##
 ## lanes, deep   work items of a group: along channels and along pixels; the former are neighbours NHWC
 ## turns         tiles of an item
-## Tile, kernel, stride and padding are compiled; a name in capitals is a number of the geometry, which is an argument.
 <%
 geo = p.geometry
-src, dst = geo.source, geo.target
+src, dst, steps = geo.source, geo.target, geo.source.axes
 name = lambda at: f"m{-at}" if at < 0 else str(at)
-parts, of_w = p.parts, geo.volume
+lanes, deep, parts = p.lanes, p.deep, p.parts
+of_w = geo.volume
 along = (0, 1) if p.nhwc else (1, 0)  # axes of the launch: channels, tiles
-def offset(z, y, x):
-    terms = [f"{number} * (INDEX)STEP_{axis}" for number, axis in ((z, "D"), (y, "H"), (x, "W")) if number and (axis != "W" or p.nhwc)]
-    return " + ".join(terms + ([str(x)] if x and not p.nhwc else [])) or "0"
+size = (lanes, deep) if p.nhwc else (deep, lanes)
 %>\
 #define VECTOR ${p.vector}
 #include <convdispatch/words.cl>
 #define INDEX ${p.index}
-kernel __attribute__((reqd_work_group_size(${p.items}, 1, 1)))
-void depthwise(global const REAL *restrict w, global const REAL *restrict b, OUT_PARAMS NUMBERS) {
-  local Part weights[${of_w * len(parts) * p.most_lanes}];
-  const int id = get_local_id(0), turn_of = DIVIDED(id, FASTER), in_turn = id - turn_of * FASTER;
-  const int lane = ${"in_turn" if p.nhwc else "turn_of"}, row_of_tile = ${"turn_of" if p.nhwc else "in_turn"};
-  const int slab = get_group_id(${along[0]}), c0 = slab * LANES * ${p.vector}, vector = slab * LANES + lane;
+kernel __attribute__((reqd_work_group_size(${size[0]}, ${size[1]}, 1)))
+void depthwise(global const REAL *restrict w, global const REAL *restrict b, OUT_PARAMS) {
+  local Part weights[${of_w * len(parts) * lanes}];
+  const int lane = get_local_id(${along[0]}), slab = get_group_id(${along[0]}), c0 = slab * ${lanes * p.vector}, vector = slab * ${lanes} + lane;
   {
     local ACC *to = (local ACC *)weights;
-    for (int i = id; i < LANES * ${p.vector * of_w}; i += ${p.items}) {
+    for (int i = get_local_id(${along[1]}) * ${lanes} + lane; i < ${lanes * p.vector * of_w}; i += ${lanes * deep}) {
       const int c = i / ${of_w}, tap = i % ${of_w}, in = c % ${p.vector};
-      to[((tap * ${len(parts)} + in / ${p.part}) * LANES + c / ${p.vector}) * ${p.part} + in % ${p.part}] = c0 + c < CHANNELS ? LOAD(w, (long)c0 * ${of_w} + i) : (ACC)0;
+      to[((tap * ${len(parts)} + in / ${p.part}) * ${lanes} + c / ${p.vector}) * ${p.part} + in % ${p.part}] = ${f"c0 + c < {geo.groups} ? LOAD(w, (long)c0 * {of_w} + i) : (ACC)0" if p.slabs * lanes * p.vector > geo.groups else f"LOAD(w, (long)c0 * {of_w} + i)"};
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  if (turn_of >= SLOWER || vector >= VECTORS) return;
+% if p.slabs * lanes > p.across:
+  if (vector >= ${p.across}) return;
+% endif
 % if p.turns > 1:
   for (int turn = 0; turn < ${p.turns}; ++turn) {
-  int tile = (get_group_id(${along[1]}) * ${p.turns} + turn) * DEEP + row_of_tile;
+  int tile = (get_group_id(${along[1]}) * ${p.turns} + turn) * ${deep} + get_local_id(${along[1]});
 % else:
   {
-  int tile = get_group_id(${along[1]}) * DEEP + row_of_tile;
+  int tile = get_group_id(${along[1]}) * ${deep} + get_local_id(${along[1]});
 % endif
-  if (tile >= TILES) return;
-  const int line = DIVIDED(tile, COUNT_W), plane = DIVIDED(line, COUNT_H), image = DIVIDED(plane, COUNT_D);
-  const int qx = (tile - line * COUNT_W) * ${p.columns}, qy = (line - plane * COUNT_H) * ${p.rows}, qz = plane - image * COUNT_D;
+  if (tile >= ${p.tiles}) return;
+  const int qx = tile % ${p.count[2]} * ${p.columns};
+  tile /= ${p.count[2]};
+  const int qy = tile % ${p.count[1]} * ${p.rows};
+  tile /= ${p.count[1]};
+  const int qz = tile % ${p.count[0]}, image = tile / ${p.count[0]};
   const int z = qz * ${geo.step[0]}, y = qy * ${geo.step[1]}, x = qx * ${geo.step[2]};
-  global const REAL *from = b + ((INDEX)image * SOURCE_IMAGE + (INDEX)z * STEP_D + (INDEX)y * STEP_H + (INDEX)x * STEP_W + (INDEX)vector * ${p.vector} * SOURCE_CHANNEL);
+  global const REAL *from = b + ((INDEX)image * ${src.image} + (INDEX)z * ${steps[0]} + (INDEX)y * ${steps[1]} + (INDEX)x * ${steps[2]} + (INDEX)vector * ${p.vector * src.channel});
 % for column in p.all_columns:
-  const int in${name(column)} = (uint)(x + ${column}) < (uint)SIZE_W;
+  const int in${name(column)} = (uint)(x + ${column}) < ${src.size[2]};
 % endfor
 % for number in range(len(p.places)):
   Part ${", ".join(f"a{number}_{i} = (Part)(0)" for i in parts)};
 % endfor
 % for (dz, dy), row in p.reads.items():
   {
-    const int within = (uint)(y + ${dy}) < (uint)SIZE_H${f" && (uint)(z + {dz}) < (uint)SIZE_D" if src.size[0] > 1 or dz else ""};
+    const int within = (uint)(y + ${dy}) < ${src.size[1]}${f" && (uint)(z + {dz}) < {src.size[0]}" if src.size[0] > 1 or dz else ""};
 % for column in p.columns_of(row):
-    const Raw r${name(column)} = within && in${name(column)} ? RAW(from + (${offset(dz, dy, column)})) : RAW_NONE;
+    const Raw r${name(column)} = within && in${name(column)} ? RAW(from + (${dz * steps[0] + dy * steps[1] + column * steps[2]})) : RAW_NONE;
 % endfor
 % for column in p.columns_of(row):
     const Part ${", ".join(f"v{name(column)}_{i} = PART(r{name(column)}, {i})" for i in parts)};
 % endfor
 % for tap, uses in row.items():
     {
-      const Part ${", ".join(f"w{i} = weights[{tap * len(parts) + i} * LANES + lane]" for i in parts)};
+      const Part ${", ".join(f"w{i} = weights[{(tap * len(parts) + i) * lanes} + lane]" for i in parts)};
 % for number, column in uses:
 % for i in parts:
       a${number}_${i} = w${i} * v${name(column)}_${i} + a${number}_${i};
@@ -79,8 +80,8 @@ void depthwise(global const REAL *restrict w, global const REAL *restrict b, OUT
 <% phase = geo.phases[f] %>\
   {
     const int oz = qz * ${geo.out_step[0]} + ${phase.first[0]}, oy = (qy + ${j}) * ${geo.out_step[1]} + ${phase.first[1]}, ox = (qx + ${i}) * ${geo.out_step[2]} + ${phase.first[2]};
-    if (${"oz < TARGET_D && " if dst.size[0] > 1 else ""}oy < TARGET_H && ox < TARGET_W) {
-      const OUT_INDEX at = (OUT_INDEX)image * TARGET_IMAGE + (OUT_INDEX)oz * OUT_D + (OUT_INDEX)oy * OUT_H + (OUT_INDEX)ox * OUT_W + (OUT_INDEX)channel * TARGET_CHANNEL;
+    if (${"oz < " + str(dst.size[0]) + " && " if dst.size[0] > 1 else ""}oy < ${dst.size[1]} && ox < ${dst.size[2]}) {
+      const OUT_INDEX at = (OUT_INDEX)image * ${dst.image} + (OUT_INDEX)oz * ${dst.axes[0]} + (OUT_INDEX)oy * ${dst.axes[1]} + (OUT_INDEX)ox * ${dst.axes[2]} + (OUT_INDEX)channel * ${dst.channel};
 #if BIAS
       const Raw more = RAW(bias + channel);
 % for k in parts:

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from convdispatch.api import (
     MOST_PHASES,
     ConvProblem,
@@ -23,20 +21,15 @@ from convdispatch.api import (
     Geometry,
     StepPlan,
     define,
-    epilogue_macros,
     geometry_of,
     kernel_text,
-    numbers_as_arguments,
     phase_count,
     rates,
-    storage_macros,
 )
-from convdispatch.api.matrix import usual
 
 from ..solving import KernelSolver, launch
 from .choice import SECTOR_OPS, SUSTAINED
 from .product import element_index
-from .usual import usual_tiles
 
 ITEMS = 128
 """Most work items in a work group; it may have a few less."""
@@ -81,8 +74,6 @@ class DepthwiseTile:
         # In NCHW the work items of a group first take the tiles of one plane, then those of the next planes.
         if not self.nhwc:
             lanes = min(lanes, ITEMS // min(ITEMS, math.prod(self.count)))
-        self.most_lanes = max(1, min(32, LOCAL_BYTES // (geo.volume * vector * self.accsize)))
-        """The most ``lanes`` of this tile in any geometry."""
         self.lanes = -(-self.across // -(-self.across // max(1, lanes)))
         """Work items of a work group that compute different channels."""
         self.slabs = -(-self.across // self.lanes)
@@ -100,37 +91,9 @@ class DepthwiseTile:
     def config(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "problem"}
 
-    @property
-    def name(self) -> str:
-        """The tile's name in ``USUAL``."""
-        return "x".join(map(str, self.config().values()))
-
-    items = ITEMS
-    """Work items of a work group, of which those beyond ``lanes`` times ``deep`` have no tile."""
-
-    def size(self, blocks: int) -> tuple[int, int]:
-        """Work items along the launch's two axes: work groups along channels and tiles."""
-        return (self.slabs * ITEMS, blocks) if self.nhwc else (blocks * ITEMS, self.slabs)
-
-    def numbers(self) -> dict[str, Any]:
-        """The numbers that the kernels name, of NumPy's integer types."""
-        geo = self.geometry
-        faster, slower = (self.lanes, self.deep) if self.nhwc else (self.deep, self.lanes)
-        source, target = geo.source, geo.target
-        ints = {
-            "LANES": self.lanes, "DEEP": self.deep, "FASTER": faster, "SLOWER": slower, "VECTORS": self.across,
-            "CHANNELS": geo.groups, "TILES": self.tiles, "SOURCE_CHANNEL": source.channel,
-            "TARGET_CHANNEL": target.channel,
-        }  # fmt: skip
-        offsets = {"SOURCE_IMAGE": source.image, "TARGET_IMAGE": target.image}
-        for axis, letter in enumerate("DHW"):
-            ints |= {f"COUNT_{letter}": self.count[axis], f"SIZE_{letter}": source.size[axis],
-                     f"TARGET_{letter}": target.size[axis]}  # fmt: skip
-            offsets |= {f"STEP_{letter}": source.axes[axis], f"OUT_{letter}": target.axes[axis]}
-        kind = np.int32 if self.index == "int" else np.int64
-        return {name: np.int32(value) for name, value in ints.items()} | {
-            name: kind(value) for name, value in offsets.items()
-        }
+    def size(self, tiles: int, channels: int) -> tuple[int, int]:
+        """Work items along the launch's two axes; consecutive ones along the first axis access contiguous memory."""
+        return (channels, tiles) if self.nhwc else (tiles, channels)
 
     @property
     def reads(self) -> dict[tuple[int, int], dict[int, list[tuple[int, int]]]]:
@@ -257,25 +220,17 @@ COPY_SHARE = 0.91  # share of the measured bandwidth of a copy that the kernel r
 LAUNCH_SHARE = 0.75  # share of a launch's time that a call takes in addition to its work
 
 
-def depthwise_macros(problem: ConvProblem) -> str:
-    """Macros of the storage, the layout and the epilogue; nothing of the geometry."""
-    return storage_macros(problem.dtype) + epilogue_macros(problem) + define(NHWC=int(problem.layout == "nhwc"))
-
-
 class ForwardTile(DepthwiseTile):
     """A tile of output pixels, of the forward convolution or the data gradient."""
 
     def plan(self, context: Any) -> StepPlan:
         problem = self.problem
-        text = depthwise_macros(problem)
-        text += define(OUT_INDEX=element_index(math.prod(problem.out_shape)), PARTIAL=0)
-        text += kernel_text(__package__, "output.cl")
-        kernel, arguments = numbers_as_arguments(kernel_text(__package__, "depthwise.cl.mako", p=self), self.numbers())
+        text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)), PARTIAL=0)
+        text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "depthwise.cl.mako", p=self)
         source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
         operands = ["w", source, written, *(name for name in ("bias", "residual") if getattr(problem, name))]
-        size = self.size(self.blocks)
-        steps = [launch(context, text + kernel, "depthwise", size, (ITEMS, 1), [*operands, *arguments])]
-        return StepPlan(0, steps)
+        size = self.size(self.blocks * self.deep, self.slabs * self.lanes)
+        return StepPlan(0, [launch(context, text, "depthwise", size, self.size(self.deep, self.lanes), operands)])
 
     def seconds(self, device: DeviceInfo) -> float:
         """Return the predicted seconds: instructions, memory traffic, and the idle time of too few work items."""
@@ -314,23 +269,7 @@ class Depthwise(KernelSolver):
         return limits(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield a usual tile, then the fastest by prediction."""
-        kind = f"depthwise {problem.direction} {problem.layout} {problem.itemsize}"
-        return (tile.config() for tile in usual_first(kind, rated(problem, device)))
-
-
-def rated(problem: ConvProblem, device: DeviceInfo) -> list[tuple[float, ForwardTile]]:
-    """Tiles with their predicted seconds, the fastest first."""
-    tiles, many_groups = list(shapes(problem, ForwardTile)), MANY_GROUPS * device.compute_units
-    tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > many_groups]
-    return sorted(((tile.seconds(device), tile) for tile in tiles), key=lambda each: each[0])
-
-
-def usual_first(kind: str, tiles: list[tuple[float, Any]]) -> list[Any]:
-    """At most ``MAX_CONFIGS`` of the tiles, which come with their predicted seconds, the fastest first: a usual one if
-    it is nearly as fast, then the fastest. ``kind`` is a key of ``USUAL``."""
-    if not tiles:
-        return []
-    first = usual([cost for cost, _ in tiles], (tile.name for _, tile in tiles), usual_tiles(kind))
-    chosen = [tiles[first], *tiles[:first], *tiles[first + 1 :]]
-    return [tile for _, tile in chosen[:MAX_CONFIGS]]
+        """Yield tiles, the fastest by prediction first."""
+        tiles, many_groups = list(shapes(problem, ForwardTile)), MANY_GROUPS * device.compute_units
+        tiles += [replace(tile, turns=4) for tile in tiles if tile.blocks * tile.slabs > many_groups]
+        return (tile.config() for tile in sorted(tiles, key=lambda tile: tile.seconds(device))[:MAX_CONFIGS])

@@ -5,19 +5,16 @@
 ## lanes, deep   work items of a group: along channels and along pixels
 ## per           tiles of a part; chunk: sums that local memory holds at a time, of all items
 ## segments      items that share an element's sum
-## Tile, kernel, stride and padding are compiled; a name in capitals is a number of the geometry, which is an argument.
 <%
 geo = p.geometry
-src, dst = geo.source, geo.target
+src, dst, steps = geo.source, geo.target, geo.source.axes
 name = lambda at: f"m{-at}" if at < 0 else str(at)
-parts, volume, items = p.parts, geo.volume, p.items
+lanes, deep, parts, volume = p.lanes, p.deep, p.parts, geo.volume
 along = (0, 1) if p.nhwc else (1, 0)
+size = (lanes, deep) if p.nhwc else (deep, lanes)
 values = [(tap, i) for tap in range(volume) for i in parts]
-chunk_size = s.chunk_of(items)
-chunks = [values[at : at + chunk_size] for at in range(0, len(values), chunk_size)]
-def offset(side, z, y, x):
-    terms = [f"{number} * (INDEX){side}_{axis}" for number, axis in ((z, "D"), (y, "H"), (x, "W")) if number and (axis != "W" or p.nhwc)]
-    return " + ".join(terms + ([str(x)] if x and not p.nhwc else [])) or "0"
+chunks = [values[at : at + s.chunk] for at in range(0, len(values), s.chunk)]
+segments = s.segments
 %>\
 #define VECTOR ${p.vector}
 #include <convdispatch/words.cl>
@@ -27,37 +24,39 @@ def offset(side, z, y, x):
 #else
 #define HELD(i) 0
 #endif
-kernel __attribute__((reqd_work_group_size(${items}, 1, 1)))
-void sums(global const REAL *restrict dy, global const REAL *restrict b, global ${"ACC" if s.parts > 1 else "REAL"} *restrict partial NUMBERS) {
-  local Part shared[${chunk_size * items}];
-  const int id = get_local_id(0), turn_of = DIVIDED(id, FASTER), in_turn = id - turn_of * FASTER, all = LANES * DEEP;
-  const int lane = ${"in_turn" if p.nhwc else "turn_of"}, row = ${"turn_of" if p.nhwc else "in_turn"}, item = row * LANES + lane, exists = turn_of < SLOWER;
-  const int part = get_group_id(${along[1]}), vector = get_group_id(${along[0]}) * LANES + lane;
-  const int from = part * PER, to = exists && vector < VECTORS ? min(from + PER, TILES) : 0;
+kernel __attribute__((reqd_work_group_size(${size[0]}, ${size[1]}, 1)))
+void sums(global const REAL *restrict dy, global const REAL *restrict b, global ${"ACC" if s.parts > 1 else "REAL"} *restrict partial) {
+  local Part shared[${s.chunk * lanes * deep}];
+  const int lane = get_local_id(${along[0]}), row = get_local_id(${along[1]}), item = row * ${lanes} + lane;
+  const int part = get_group_id(${along[1]}), vector = get_group_id(${along[0]}) * ${lanes} + lane;
+  const int from = part * ${s.per}, to = ${f"vector < {p.across} ? min(from + {s.per}, {p.tiles}) : 0" if p.slabs * lanes > p.across else f"min(from + {s.per}, {p.tiles})"};
 % for tap, i in values:
   Part c${tap}_${i} = (Part)(0);
 % endfor
-  for (int t = from + row; t < to; t += DEEP) {
-    const int line = DIVIDED(t, COUNT_W), plane = DIVIDED(line, COUNT_H), image = DIVIDED(plane, COUNT_D);
-    const int qx = (t - line * COUNT_W) * ${p.columns}, qy = (line - plane * COUNT_H) * ${p.rows}, qz = plane - image * COUNT_D;
+  for (int t = from + row; t < to; t += ${deep}) {
+    const int qx = t % ${p.count[2]} * ${p.columns}, qy = t / ${p.count[2]} % ${p.count[1]} * ${p.rows};
+    const int qz = t / ${p.count[2] * p.count[1]} % ${p.count[0]}, image = t / ${math.prod(p.count)};
     const int z = qz * ${geo.step[0]}, y = qy * ${geo.step[1]}, x = qx * ${geo.step[2]};
-    global const REAL *d = dy + ((INDEX)image * TARGET_IMAGE + (INDEX)qz * OUT_D + (INDEX)qy * OUT_H + (INDEX)qx * OUT_W + (INDEX)vector * ${p.vector} * TARGET_CHANNEL);
-    global const REAL *s = b + ((INDEX)image * SOURCE_IMAGE + (INDEX)z * STEP_D + (INDEX)y * STEP_H + (INDEX)x * STEP_W + (INDEX)vector * ${p.vector} * SOURCE_CHANNEL);
+    global const REAL *d = dy + ((INDEX)image * ${dst.image} + (INDEX)qz * ${dst.axes[0]} + (INDEX)qy * ${dst.axes[1]} + (INDEX)qx * ${dst.axes[2]} + (INDEX)vector * ${p.vector * dst.channel});
+    global const REAL *s = b + ((INDEX)image * ${src.image} + (INDEX)z * ${steps[0]} + (INDEX)y * ${steps[1]} + (INDEX)x * ${steps[2]} + (INDEX)vector * ${p.vector * src.channel});
 % for number, (_, j, i) in enumerate(p.places):
-<% tests = ([f"qy + {j} < TARGET_H"] if j else []) + ([f"qx + {i} < TARGET_W"] if i else []); load = f"RAW(d + ({offset('OUT', 0, j, i)}))" %>\
+<%
+tests = ([f"qy + {j} < {dst.size[1]}"] if dst.size[1] % p.rows else []) + ([f"qx + {i} < {dst.size[2]}"] if dst.size[2] % p.columns else [])
+load = f"RAW(d + {j * dst.axes[1] + i * dst.axes[2]})"
+%>\
     const Raw e${number} = ${f"{' && '.join(tests)} ? {load} : RAW_NONE" if tests else load};
 % endfor
 % for number in range(len(p.places)):
     const Part ${", ".join(f"d{number}_{i} = PART(e{number}, {i})" for i in parts)};
 % endfor
 % for column in p.all_columns:
-    const int in${name(column)} = (uint)(x + ${column}) < (uint)SIZE_W;
+    const int in${name(column)} = (uint)(x + ${column}) < ${src.size[2]};
 % endfor
 % for (dz, dy), reads in p.reads.items():
     {
-      const int within = (uint)(y + ${dy}) < (uint)SIZE_H${f" && (uint)(z + {dz}) < (uint)SIZE_D" if src.size[0] > 1 or dz else ""};
+      const int within = (uint)(y + ${dy}) < ${src.size[1]}${f" && (uint)(z + {dz}) < {src.size[0]}" if src.size[0] > 1 or dz else ""};
 % for column in p.columns_of(reads):
-      const Raw r${name(column)} = within && in${name(column)} ? RAW(s + (${offset("STEP", dz, dy, column)})) : RAW_NONE;
+      const Raw r${name(column)} = within && in${name(column)} ? RAW(s + (${dz * steps[0] + dy * steps[1] + column * steps[2]})) : RAW_NONE;
 % endfor
 % for column in p.columns_of(reads):
       const Part ${", ".join(f"v{name(column)}_{i} = PART(r{name(column)}, {i})" for i in parts)};
@@ -72,33 +71,35 @@ void sums(global const REAL *restrict dy, global const REAL *restrict b, global 
     }
 % endfor
   }
-  partial += (long)part * ${volume} * CHANNELS;
+  partial += (long)part * ${volume * geo.groups};
 % for chunk in chunks:
-  if (exists) {
 % for place, (tap, i) in enumerate(chunk):
-    shared[${place} * all + item] = c${tap}_${i};
+  shared[${place * deep * lanes} + item] = c${tap}_${i};
 % endfor
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int n = item; n < ${len(chunk) * lanes * segments}; n += ${lanes * deep}) {
+    const int of = n % ${lanes}, segment = n / ${lanes} % ${segments};
+    local Part *at = shared + n / ${lanes * segments} * ${deep * lanes} + of;
+    Part sum = at[segment * ${lanes}];
+    for (int other = segment + ${segments}; other < ${deep}; other += ${segments}) sum += at[other * ${lanes}];
+% if segments > 1:
+    at[segment * ${lanes}] = sum;
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int n = id; n < ${len(chunk)} * LANES * SEGMENTS; n += ${items}) {
-    const int others = DIVIDED(n, LANES), of = n - others * LANES, place = DIVIDED(others, SEGMENTS), segment = others - place * SEGMENTS;
-    local Part *at = shared + place * all + of;
-    Part sum = at[segment * LANES];
-    for (int other = segment + SEGMENTS; other < DEEP; other += SEGMENTS) sum += at[other * LANES];
-    at[segment * LANES] = sum;
-  }
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int n = id; n < ${len(chunk)} * LANES; n += ${items}) {
-    const int place = DIVIDED(n, LANES), of = n - place * LANES;
-    local Part *at = shared + place * all + of;
+  for (int n = item; n < ${len(chunk) * lanes}; n += ${lanes * deep}) {
+    const int of = n % ${lanes};
+    local Part *at = shared + n / ${lanes} * ${deep * lanes} + of;
     Part sum = at[0];
-    for (int other = 1; other < SEGMENTS; ++other) sum += at[other * LANES];
-    const int number = ${values.index(chunk[0])} + place;
-    const int channels = (get_group_id(${along[0]}) * LANES + of) * ${p.vector} + number % ${len(parts)} * ${p.part};
-% if s.parts > 1:
-    if (channels < CHANNELS) *(global Part *)(partial + number / ${len(parts)} * CHANNELS + channels) = sum;
+    for (int other = 1; other < ${segments}; ++other) sum += at[other * ${lanes}];
+    const int number = ${values.index(chunk[0])} + n / ${lanes};
 % else:
-    if (channels < CHANNELS) {
+    const int number = ${values.index(chunk[0])} + n / ${lanes * segments};
+% endif
+    const int channels = (get_group_id(${along[0]}) * ${lanes} + of) * ${p.vector} + number % ${len(parts)} * ${p.part};
+% if s.parts > 1:
+    if (channels < ${geo.groups}) *(global Part *)(partial + number / ${len(parts)} * ${geo.groups} + channels) = sum;
+% else:
+    if (channels < ${geo.groups}) {
 % for e in range(p.part):
       {
         const int to = (channels + ${e}) * ${volume} + number / ${len(parts)};

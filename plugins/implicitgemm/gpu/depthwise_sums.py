@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, kernel_text, numbers_as_arguments, rates
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, kernel_text, rates
 from convdispatch.api.matrix import Parts, reduction_launch
 
 from ..solving import KernelSolver, launch
-from .depthwise import DepthwiseTile, busy, depthwise_macros, limits, shapes, usual_first
+from .depthwise import DepthwiseTile, busy, limits, shapes
 from .product import element_index
 
+MAX_CONFIGS = 24
 LOCAL_BYTES = 16384
 """Bytes of local memory in which a work group adds the sums of its work items."""
 REDUCTION_LANES = 16
@@ -49,16 +48,13 @@ class Sums:
     def __post_init__(self) -> None:
         tile = self.tile
         self.per = -(-tile.tiles // self.parts)
-        self.segments = max(1, min(tile.deep // 2, tile.deep // self.chunk_of(tile.lanes * tile.deep)))
+        values = tile.geometry.volume * len(tile.parts)
+        self.chunk = max(1, min(values, LOCAL_BYTES // (tile.lanes * tile.deep * tile.part * tile.accsize)))
+        """Sums of each work item that are in local memory at the same time."""
+        self.segments = max(1, min(tile.deep // 2, tile.deep // self.chunk))
         """Number of work items that add the sum of one element of dw."""
         self.size = math.prod(tile.problem.w_shape)
         self.workspace_size = self.parts * self.size * tile.accsize if self.parts > 1 else 0
-
-    def chunk_of(self, items: int) -> int:
-        """Sums of each of ``items`` work items that are in local memory at the same time."""
-        tile = self.tile
-        values = tile.geometry.volume * len(tile.parts)
-        return max(1, min(values, LOCAL_BYTES // (items * tile.part * tile.accsize)))
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Mapping[str, Any]) -> Sums:
@@ -66,23 +62,16 @@ class Sums:
         parts = numbers.pop("parts")
         return cls(DepthwiseTile(problem, **numbers), parts)
 
-    @property
-    def name(self) -> str:
-        """The tile's name in ``USUAL``."""
-        return self.tile.name + "+" * (self.parts > 1)
-
     def config(self) -> dict[str, Any]:
         return {**self.tile.config(), "parts": self.parts}
 
     def plan(self, context: Any) -> StepPlan:
         """Compile the launch that computes the parts of dw, and the launch that adds them."""
-        tile, problem = self.tile, self.tile.problem
-        numbers = tile.numbers() | {"PER": np.int32(self.per), "SEGMENTS": np.int32(self.segments)}
-        text = kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=self)
-        text, arguments = numbers_as_arguments(text, numbers)
-        operands = ["y", "x", "workspace" if self.parts > 1 else "w", *arguments]
-        text = depthwise_macros(problem) + text
-        steps = [launch(context, text, "sums", tile.size(self.parts), (tile.items, 1), operands)]
+        tile, problem, macros = self.tile, self.tile.problem, self.tile.problem.macros()
+        text = macros + kernel_text(__package__, "depthwise_sums.cl.mako", p=tile, s=self, math=math)
+        operands = ["y", "x", "workspace" if self.parts > 1 else "w"]
+        size, local = tile.size(self.parts * tile.deep, tile.slabs * tile.lanes), tile.size(tile.deep, tile.lanes)
+        steps = [launch(context, text, "sums", size, local, operands)]
         if self.parts == 1:
             return StepPlan(0, steps)
         parts = Parts(self.parts, self.size, element_index(self.parts * self.size), order=1,
@@ -116,16 +105,10 @@ class DepthwiseSums(KernelSolver):
         return limits(problem, device)
 
     def configs(self, problem: ConvProblem, device: DeviceInfo) -> Iterator[Mapping[str, Any]]:
-        """Yield tiles and numbers of parts: a usual tile, then the fastest by prediction."""
-        kind = f"depthwise bwd_weights {problem.layout} {problem.itemsize}"
-        return (sums.config() for sums in usual_first(kind, rated(problem, device)))
-
-
-def rated(problem: ConvProblem, device: DeviceInfo) -> list[tuple[float, Sums]]:
-    """Tiles and numbers of parts with their predicted seconds, the fastest first."""
-    candidates = []
-    for tile in shapes(problem):
-        max_parts = max(1, -(-tile.tiles // tile.deep))
-        counts = {max(1, min(max_parts, device.compute_units * groups // tile.slabs)) for groups in GROUPS_PER_UNIT}
-        candidates += [Sums(tile, parts) for parts in sorted({1} | counts)]
-    return sorted(((sums.seconds(device), sums) for sums in candidates), key=lambda each: each[0])
+        """Yield tiles and numbers of parts, the fastest by prediction first."""
+        candidates = []
+        for tile in shapes(problem):
+            max_parts = max(1, -(-tile.tiles // tile.deep))
+            counts = {max(1, min(max_parts, device.compute_units * groups // tile.slabs)) for groups in GROUPS_PER_UNIT}
+            candidates += [Sums(tile, parts) for parts in sorted({1} | counts)]
+        return (sums.config() for sums in sorted(candidates, key=lambda sums: sums.seconds(device))[:MAX_CONFIGS])

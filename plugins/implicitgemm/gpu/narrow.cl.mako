@@ -6,18 +6,12 @@
 ##
 ## Phases of different rows may go to different items, by the launch's second index: more pixels fit in registers.
 ##
-## Kernel, stride, padding and channels written are compiled; a name in capitals is a number of the geometry, which is an
-## argument.
-##
-## rows   pixels of an item along h
+## ROWS   pixels of an item along h
 ## MP     output channels of a group, rounded up to 1, 2 or 4
 <%
 geo, rows = p.geometry, p.rows
-src = geo.source
-names, capitals = "zyx", "DHW"
-def offset(z, y, x):
-    terms = [f"{number} * (INDEX)STEP_{axis}" for number, axis in ((z, "D"), (y, "H"), (x, "W")) if number and (axis != "W" or src.nhwc)]
-    return " + ".join(terms + ([str(x)] if x and not src.nhwc else [])) or "0"
+src, dst, steps = geo.source, geo.target, geo.source.axes
+names = "zyx"
 wide = {1: "ACC", 2: "ACC2", 4: "ACC4"}[p.mp]
 def lane(m): return "" if p.mp == 1 else f".s{m}"
 %>\
@@ -26,7 +20,7 @@ def lane(m): return "" if p.mp == 1 else f".s{m}"
 <% columns = p.columns(phases); reads = p.reads(columns) %>\
 % for axis in range(3):
 % for at in reads[axis]:
-  const int ok_${names[axis]}${p.number(at)} = (uint)(${names[axis]} + ${at}) < (uint)SIZE_${capitals[axis]};
+  const int ok_${names[axis]}${p.number(at)} = (uint)(${names[axis]} + ${at}) < ${src.size[axis]};
 % endfor
 % endfor
 % for number, f in ((number, geo.phases[number]) for number in phases):
@@ -34,11 +28,11 @@ def lane(m): return "" if p.mp == 1 else f".s{m}"
   ${wide} c${number}_${j} = (${wide})(0);
 % endfor
 % endfor
-  for (int c = 0; c < SUMMED; ++c) {
+  for (int c = 0; c < ${geo.c}; ++c) {
 % for (dz, dx), uses in columns.items():
     {
 % for dy in sorted({dy for use in uses for dy in use.dy}):
-      const ACC v${p.number(dy)} = ok_z${p.number(dz)} && ok_x${p.number(dx)} && ok_y${p.number(dy)} ? LOAD(b, ${offset(dz, dy, dx)}) : (ACC)0;
+      const ACC v${p.number(dy)} = ok_z${p.number(dz)} && ok_x${p.number(dx)} && ok_y${p.number(dy)} ? LOAD(b, ${dz * steps[0] + dy * steps[1] + dx * steps[2]}) : (ACC)0;
 % endfor
 % for use in uses:
       {
@@ -51,19 +45,19 @@ def lane(m): return "" if p.mp == 1 else f".s{m}"
     }
 % endfor
     packed += ${geo.volume * p.mp};
-    b += SOURCE_CHANNEL;
+    b += ${src.channel};
   }
 % for number, f in ((number, geo.phases[number]) for number in phases):
   {
     const int oz = qz * ${geo.out_step[0]} + ${f.first[0]}, ox = qx * ${geo.out_step[2]} + ${f.first[2]};
-    if (oz < TARGET_D && ox < TARGET_W) {
-      const OUT_INDEX at = (OUT_INDEX)image * TARGET_IMAGE + (OUT_INDEX)oz * OUT_D + (OUT_INDEX)ox * OUT_W;
+    if (oz < ${dst.size[0]} && ox < ${dst.size[2]}) {
+      const OUT_INDEX at = (OUT_INDEX)image * ${dst.image} + (OUT_INDEX)oz * ${dst.axes[0]} + (OUT_INDEX)ox * ${dst.axes[2]};
 % for j in range(rows):
       {
         const int oy = (qy + ${j}) * ${geo.out_step[1]} + ${f.first[1]};
-        if (oy < TARGET_H) {
+        if (oy < ${dst.size[1]}) {
 % for m in range(geo.m):
-          put(OUT_ARGS, c${number}_${j}${lane(m)}, at + (OUT_INDEX)oy * OUT_H + (OUT_INDEX)(group * ${geo.m} + ${m}) * TARGET_CHANNEL, group * ${geo.m} + ${m});
+          put(OUT_ARGS, c${number}_${j}${lane(m)}, at + (OUT_INDEX)oy * ${dst.axes[1]} + (OUT_INDEX)(group * ${geo.m} + ${m}) * ${dst.channel}, group * ${geo.m} + ${m});
 % endfor
         }
       }
@@ -77,26 +71,28 @@ def lane(m): return "" if p.mp == 1 else f".s{m}"
 #define ACC2 ACC2_OF(ACC)
 #define INDEX ${p.index}
 kernel __attribute__((reqd_work_group_size(${p.items}, 1, 1)))
-void narrow(global const ACC *restrict packed, global const REAL *restrict b, OUT_PARAMS NUMBERS) {
-  const long item = get_global_id(0);
-  if (item >= ITEMS_ALL) return;
+void narrow(global const ACC *restrict packed, global const REAL *restrict b, OUT_PARAMS) {
+  long item = get_global_id(0);
+  if (item >= ${p.work_items}L) return;
 % if src.nhwc:
-  const long pixel = DIVIDED(item, GROUPS);
-  const int group = item - pixel * GROUPS;
-% else:
-  const long pixel = item;
+  const int group = item % ${geo.groups};
+  item /= ${geo.groups};
 % endif
-  const long line = DIVIDED(pixel, COUNT_W), block = DIVIDED(line, BLOCKS), plane = DIVIDED(block, COUNT_D);
-  const int qx = pixel - line * COUNT_W, qy = (int)(line - block * BLOCKS) * ${rows}, qz = block - plane * COUNT_D;
-% if src.nhwc:
-  const int image = plane;
-% else:
-  const int image = DIVIDED(plane, GROUPS), group = plane - (long)image * GROUPS;
+  const int qx = item % ${p.count[2]};
+  item /= ${p.count[2]};
+  const int qy = (int)(item % ${p.blocks}) * ${rows};
+  item /= ${p.blocks};
+  const int qz = item % ${p.count[0]};
+  item /= ${p.count[0]};
+% if not src.nhwc:
+  const int group = item % ${geo.groups};
+  item /= ${geo.groups};
 % endif
+  const int image = item;
   const int z = qz * ${geo.step[0]}, y = qy * ${geo.step[1]}, x = qx * ${geo.step[2]};
-  packed += (long)group * SUMMED * ${geo.volume * p.mp};
-  b += (INDEX)image * SOURCE_IMAGE + (INDEX)group * SUMMED * SOURCE_CHANNEL
-      + ((INDEX)z * STEP_D + (INDEX)y * STEP_H + (INDEX)x * STEP_W);
+  packed += (long)group * ${geo.c * geo.volume * p.mp};
+  b += (INDEX)image * ${src.image} + (INDEX)group * ${geo.c * src.channel}
+      + ((INDEX)z * ${steps[0]} + (INDEX)y * ${steps[1]} + (INDEX)x * ${steps[2]});
 % if len(p.sets) == 1:
 ${sums(p.sets[0])}\
 % else:
@@ -108,10 +104,11 @@ ${sums(phases)}\
 % endif
 }
 ## packed[group][c][tap][m] = w; what fills m up to MP is 0.
-kernel void pack(global const REAL *restrict w, global ACC *restrict packed NUMBERS) {
+kernel void pack(global const REAL *restrict w, global ACC *restrict packed) {
   const int i = get_global_id(0);
-  if (i >= PACKED) return;
-  const int m = i % ${p.mp}, tap = i / ${p.mp} % ${geo.volume}, channel = i / ${p.mp * geo.volume};
-  const int group = DIVIDED(channel, SUMMED), c = channel - group * SUMMED;
-  packed[i] = m < ${geo.m} ? LOAD(w, (long)group * SUMMED * ${geo.m * geo.volume} + (long)m * WEIGHT_M + (long)c * WEIGHT_C + (long)tap * WEIGHT_TAP) : (ACC)0;
+  if (i >= ${p.packed_elements}) return;
+<% w_m, w_c, w_tap = p.weight_strides %>\
+  const int m = i % ${p.mp}, tap = i / ${p.mp} % ${geo.volume}, c = i / ${p.mp * geo.volume} % ${geo.c};
+  const int group = i / ${p.mp * geo.volume * geo.c};
+  packed[i] = m < ${geo.m} ? LOAD(w, (long)group * ${geo.m * geo.c * geo.volume} + (long)m * ${w_m} + (long)c * ${w_c} + (long)tap * ${w_tap}) : (ACC)0;
 }

@@ -9,22 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from convdispatch.api import (
     MOST_PHASES,
     ConvProblem,
     DeviceInfo,
     StepPlan,
     define,
-    epilogue_macros,
     geometry_of,
     kernel_text,
-    numbers_as_arguments,
-    numbers_as_literals,
     phase_count,
     rates,
-    storage_macros,
 )
 
 from ..solving import KernelSolver, launch
@@ -39,8 +33,6 @@ MAX_STEPS = 1600
 """Most multiply-adds per channel that the unrolled text of the kernel may contain."""
 ITEMS = 128
 """Work items in a work group."""
-MOST_ITEMS = 2**31 - 1
-"""The most work items that numbers given as arguments divide."""
 
 # The constants of the cost model are in operations at the device's peak multiply-add rate, fitted on an H100 and an
 # H200.
@@ -134,42 +126,17 @@ class NarrowProduct:
             len({dy for use in uses for dy in use.dy}) for each in self.sets for uses in self.columns(each).values()
         )
 
-    def numbers(self) -> dict[str, Any]:
-        """The numbers that the kernels name, of NumPy's integer types."""
-        geo, (m, c, tap) = self.geometry, self.weight_strides
-        source, target = geo.source, geo.target
-        ints = {"SUMMED": geo.c, "GROUPS": geo.groups, "BLOCKS": self.blocks, "PACKED": self.packed_elements,
-                "WEIGHT_M": m, "WEIGHT_C": c, "WEIGHT_TAP": tap}  # fmt: skip
-        offsets = {"SOURCE_IMAGE": source.image, "SOURCE_CHANNEL": source.channel, "TARGET_IMAGE": target.image,
-                   "TARGET_CHANNEL": target.channel}  # fmt: skip
-        for axis, letter in enumerate("DHW"):
-            ints |= {f"COUNT_{letter}": self.count[axis], f"SIZE_{letter}": source.size[axis],
-                     f"TARGET_{letter}": target.size[axis]}  # fmt: skip
-            offsets |= {f"STEP_{letter}": source.axes[axis], f"OUT_{letter}": target.axes[axis]}
-        wide = "long" in (self.index, element_index(math.prod(self.problem.out_shape)))
-        kind = np.int64 if wide else np.int32
-        result: dict[str, Any] = {name: np.int32(value) for name, value in ints.items()}
-        result |= {name: kind(value) for name, value in offsets.items()}
-        return result | {"ITEMS_ALL": np.int64(self.work_items)}
-
     def plan(self, context: Any) -> StepPlan:
         """Compile the packing of the weights (done once if they are constant) and the one launch of the convolution."""
         problem = self.problem
         constant = problem.constant_weights
-        text = storage_macros(problem.dtype) + epilogue_macros(problem)
-        text += define(OUT_INDEX=element_index(math.prod(problem.out_shape)), NHWC=int(problem.layout == "nhwc"))
-        text += kernel_text(__package__, "output.cl")
-        kernels, numbers = kernel_text(__package__, "narrow.cl.mako", p=self), self.numbers()
-        if self.work_items > MOST_ITEMS:
-            kernels, arguments = numbers_as_literals(kernels, numbers), []
-        else:
-            kernels, arguments = numbers_as_arguments(kernels, numbers)
-        text += kernels
+        text = problem.macros() + define(OUT_INDEX=element_index(math.prod(problem.out_shape)))
+        text += kernel_text(__package__, "output.cl") + kernel_text(__package__, "narrow.cl.mako", p=self)
         size = -(-self.packed_elements // 128) * 128
-        pack = launch(context, text, "pack", [size], [128], ["w", "workspace", *arguments])
+        pack = launch(context, text, "pack", [size], [128], ["w", "workspace"])
         source, written = ("x", "y") if problem.direction == "fwd" else ("y", "x")
         operands = ["w" if constant else "workspace", source, written]
-        operands += [name for name in ("bias", "residual") if getattr(problem, name)] + arguments
+        operands += [name for name in ("bias", "residual") if getattr(problem, name)]
         size = -(-self.work_items // self.items) * self.items
         main = launch(context, text, "narrow", [size, len(self.sets)], [self.items, 1], operands)
         if not constant:

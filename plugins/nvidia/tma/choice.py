@@ -47,6 +47,9 @@ FIXUP_BYTES_PER_CYCLE = 9.3  # bytes of results per cycle, if work groups of the
 COUNT_CYCLES = 1000.0  # cycles until a work group has counted its part of a tile
 TAKE_CYCLES = 1450.0  # cycles until 32 columns of partial sums are taken over
 REWRITE_SECONDS = 1.5e-6  # seconds of the launch that writes folded, widened or transposed weights
+TURN_SHARE = {2: 0.39, 4: 0.59}
+"""Memory bandwidth of turning tensors of so many bytes an element, relative to a copy's: of 40 layers in CUDA graphs on
+an H200, by single elements; since then four at once are read and written."""
 GATHER_SECONDS = 0.96e-12  # seconds per element of a first layer's rewritten source, on 132 multiprocessors
 SUMS_CYCLES = {False: 450.0, True: 700.0}
 """Cycles in which a warp sums 32 columns of a tile as it stores them, by whether a norm's gradient is taken. The first
@@ -117,11 +120,12 @@ def seconds(tiling: TmaTiling, units: int, copy: float = COPY) -> Any:
         total += REWRITE_SECONDS
     for source in tiling.sources:
         if problem.normalised or t.turned:
-            total += REWRITE_SECONDS + 2 * source.bytes / copy
+            share = TURN_SHARE[size] if t.turned else 1.0
+            total += REWRITE_SECONDS + 2 * source.bytes / (share * copy)
         else:
             total += REWRITE_SECONDS + GATHER_SECONDS * source.bytes / size * 132 / units
     if t.turned:
-        total += REWRITE_SECONDS + 2 * tiling.result_bytes / copy
+        total += REWRITE_SECONDS + 2 * tiling.result_bytes / (TURN_SHARE[size] * copy)
     total += sums_seconds(tiling, copy, tiling.sums_rows(units))
     return total + (SUM_SECONDS + tiling.partial_bytes / (SUM_MEMORY_SHARE * copy) if tiling.partial else 0)
 

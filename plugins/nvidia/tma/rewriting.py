@@ -173,8 +173,12 @@ def transpose_launch(
     ints = {"ROWS": m.rows, "COLUMNS": m.columns, "INNER": m.inner}
     named = {name: np.int64(value) for name, value in longs.items()}
     named |= {name: np.int32(value) for name, value in ints.items()}
-    text, arguments = numbers_as_arguments(kernel_text(__package__, "transpose.cl"), named)
-    program = build(context, define(NUMBER=_TYPES[itemsize]) + text)
+    number = _TYPES[itemsize]
+    whole = {side: all(value % 4 == 0 for name, value in longs.items() if side in name) for side in ("FROM", "TO")}
+    text = define(NUMBER=number, FOUR=number + "4", WIDE_FROM=4 if whole["FROM"] and m.columns % 4 == 0 else 1,
+                  WIDE_TO=4 if whole["TO"] and m.rows % 4 == 0 else 1)  # fmt: skip
+    kernel, arguments = numbers_as_arguments(kernel_text(__package__, "transpose.cl"), named)
+    program = build(context, text + kernel)
     squares = -(-m.rows // TRANSPOSE_SIDE) * -(-m.columns // TRANSPOSE_SIDE) * m.outer * m.inner
     return Launch(program, "transpose", (squares * 256,), (256,), [*operands, *arguments], names=OPERANDS)
 

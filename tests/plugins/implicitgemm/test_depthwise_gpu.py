@@ -10,12 +10,9 @@ import itertools
 import pytest
 from convdispatch_implicitgemm.gpu.depthwise import Depthwise, DepthwiseTile
 from convdispatch_implicitgemm.gpu.depthwise_sums import DepthwiseSums, Sums
-from convdispatch_implicitgemm.gpu.narrow import Narrow
 from plans import LARGE, SMALL, check_solver
 
 from convdispatch import ConvProblem
-from convdispatch.device.matrix_tiles.configured import ACCEPTED
-from convdispatch.device.programs.kernels import rendering
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 
@@ -66,32 +63,6 @@ def test_epilogues(queue, text):
     check_solver(queue, problem, DepthwiseSums() if problem.direction == "bwd_weights" else Depthwise())
 
 
-TILE = {"vector": 1, "rows": 4, "columns": 1, "turns": 1}
-SHARED = {
-    "fwd": (Depthwise(), TILE, ("g5mb3ic5ih9iw13oc5kh3ph1", "g96mb1ic96ih56oc96kh3ph1", "g3mb2ic3ih5oc3kh3ph1")),
-    "bwd_data": (Depthwise(), TILE, ("g5mb3ic5ih9iw13oc5kh3ph1sh2", "g96mb1ic96ih56oc96kh3ph1sh2")),
-    "bwd_weights": (DepthwiseSums(), {**TILE, "parts": 3}, ("g5mb3ic5ih9oc5kh3ph1", "g96mb1ic96ih56iw9oc96kh3ph1")),
-    "few channels": (Narrow(), {"rows": 2}, ("g5mb3ic40ih9iw13oc10kh3ph1", "g12mb1ic24ih7oc24kh3ph1")),
-}
-
-
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("kind", SHARED)
-def test_sizes_share_a_program(queue, kind, layout):
-    """Kernel, stride and padding are compiled, sizes are arguments."""
-    solver, config, problems = SHARED[kind]
-    direction = kind if kind.startswith("bwd") else "fwd"
-    seen: set[str] = set()
-    for text in problems:
-        problem = ConvProblem.parse(f"{direction}_{layout}_{text}")
-        with rendering() as texts:
-            solver.plan(queue.context, problem, config)
-        assert not seen or set(texts) == seen, text
-        seen = set(texts)
-        check_solver(queue, problem, solver, config)
-    assert seen
-
-
 def test_every_configuration_fits_its_text_and_memory():
     for form, direction in itertools.product(("f16_nhwc", "f32", "f64_nhwc"), ("fwd", "bwd_data", "bwd_weights")):
         for text in ("g96mb16ic96ih56oc96kh7ph3", "g960mb1ic960ih7oc960kh3ph1", "g72mb8ic72ih56oc72kh5ph2sh2"):
@@ -99,8 +70,7 @@ def test_every_configuration_fits_its_text_and_memory():
             solver = DepthwiseSums() if direction == "bwd_weights" else Depthwise()
             configs = list(solver.configs(problem, LARGE))
             costs = [solver.cost(problem, LARGE, config) for config in configs]
-            assert costs[1:] == sorted(costs[1:])
-            assert costs[0] <= ACCEPTED * min(costs)
+            assert costs == sorted(costs)
             for config in configs:
                 tile = Sums.of(problem, config).tile if direction == "bwd_weights" else DepthwiseTile(problem, **config)
                 assert tile.lanes * tile.deep <= 128
