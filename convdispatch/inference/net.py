@@ -19,7 +19,7 @@ from ..device.places.stream import Stream, StreamMemory
 from ..device.replay.program import Program
 from ..elementwise.tensor import Tensor
 from .graph import map_operands
-from .host_arrays import OWN, HostNet, check_out
+from .host_arrays import OWN, HostNet
 from .lower import Lowered
 
 Change = Callable[[np.ndarray], Any]
@@ -161,21 +161,6 @@ class InferenceNet:
         if self.watch is None:
             self._quick = on_host
         return on_host(plain, change)
-
-    def call_into(self, inputs: Sequence[np.ndarray], out: Sequence[np.ndarray | None]) -> list[Any]:
-        """The results of a net that returns a list, for NumPy's arrays; each goes to its array of ``out``, if it has
-        one: kernels write it there where they can, else it is copied.
-
-        Raises InvalidArgument for an array of another shape or dtype than its result's, and one that cannot be written.
-        """
-        check_out(self.results, out)
-        on_host = self._on_host[0] if self.watch is None else None
-        results = None if on_host is None else on_host(inputs, None, out)
-        results = self(*inputs) if results is None else results
-        for result, array in zip(results, out, strict=True):
-            if array is not None and result is not array:
-                np.copyto(array, result)
-        return [result if array is None else array for result, array in zip(results, out, strict=True)]
 
     @functools.cached_property
     def _on_host(self) -> tuple[HostNet | None, str | None]:

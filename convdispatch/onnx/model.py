@@ -140,20 +140,20 @@ class OnnxNet:
             return self.run(given[0])
         if len(given) != len(self.inputs):
             raise InvalidArgument(f"the net takes {len(self.inputs)} arrays ({self._listed()}), got {len(given)}")
-        results = self._run(list(given), {})
+        results = self._run(list(given))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
-        """Results by name for arrays by name; a result named in ``out`` is written to the host's array there.
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Results by name for arrays by name.
 
         An initialiser that the file lists among its inputs may be given too, for this call.
 
-        Raises InvalidArgument for arrays that do not fit the file's inputs and outputs.
+        Raises InvalidArgument for arrays that do not fit the file's inputs.
         """
         replaced = frozenset(port.name for port in self.optional if port.name in feeds)
         if replaced:
-            return self._fed(replaced).run(feeds, out)
-        results = self._run(self._ordered(feeds), out or {})
+            return self._fed(replaced).run(feeds)
+        results = self._run(self._ordered(feeds))
         return dict(zip((port.name for port in self.outputs), results, strict=True))
 
     def _listed(self) -> str:
@@ -176,18 +176,16 @@ class OnnxNet:
             self._feeding[names].promises = self.promises
         return self._feeding[names]
 
-    def _run(self, inputs: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
+    def _run(self, inputs: Sequence[Any]) -> list[Any]:
         caller = Caller(inputs, self.queue)
         arrays = [caller.taken(value, port) for value, port in zip(inputs, self.inputs, strict=True)]
         for array, port in zip(arrays, self.inputs, strict=True):
             _check_shape(array, port)
         with self._lock:
             form, fed = self._form(arrays)
-            results = _computed(form, fed, [out.get(port.name) for port in self.outputs])
-        return [
-            out[port.name] if port.name in out else caller.given(result)
-            for port, result in zip(self.outputs, results, strict=True)
-        ]
+            results = [] if form.net is None else form.net(*fed)
+            outputs = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]
+        return [caller.given(output) for output in outputs]
 
     def _form(self, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         """The form for these arrays, and those among them that it is fed."""
@@ -333,25 +331,6 @@ class OnnxNet:
             return results
 
         return net, fed, output_places
-
-
-def _computed(form: _Form, fed: Sequence[Any], out: Sequence[np.ndarray | None]) -> list[Any]:
-    """The results of a form in the file's order, those with an array of ``out`` written there."""
-    targets = [array for place, array in zip(form.outputs, out, strict=True) if isinstance(place, int)]
-    if form.net is None:
-        results: list[Any] = []
-    elif any(array is not None for array in targets) and all(type(array) is np.ndarray for array in fed):
-        results = form.net.call_into(fed, targets)
-    else:
-        results = form.net(*fed)
-    outputs = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]
-    for result, array in zip(outputs, out, strict=True):
-        if array is not None and result is not array:
-            if tuple(result.shape) != array.shape or result.dtype != array.dtype:
-                produced, expected = (f"{tuple(each.shape)} {each.dtype.name}" for each in (result, array))
-                raise InvalidArgument(f"the result is {produced}, got {expected} for it")
-            np.copyto(array, result.numpy() if isinstance(result, Tensor) else result)
-    return outputs
 
 
 def _check_opset(opsets: Mapping[str, int]) -> None:
