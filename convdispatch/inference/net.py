@@ -225,11 +225,6 @@ class InferenceNet:
         self._pin()
         return map_operands(self._real, self._lowered.output)
 
-    @property
-    def results(self) -> Any:
-        """As ``output``, but only what says shapes and dtypes."""
-        return self._lowered.output
-
     def _real(self, slot_tensor: Tensor) -> Tensor:
         memory = self._program.memory(slot_tensor.base_data)
         return Tensor(
