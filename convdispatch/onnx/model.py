@@ -22,7 +22,7 @@ from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard
 from .qoperators import in_onnxs_words
-from .reading import Storage, dense, dtype_of, onnx_package, read, supported, to_array, without_initializers
+from .reading import Storage, dense, dtype_of, onnx_package, read, supported, to_array
 
 _MOST_VALUES = 4096
 """The most elements of an input whose values a form may depend on."""
@@ -105,9 +105,6 @@ class OnnxNet:
         self._constants = {each.name: self._converted(to_array(each, storage)) for each in proto.graph.initializer}
         for sparse in proto.graph.sparse_initializer:
             self._constants[sparse.values.name] = self._converted(dense(sparse))
-        self.optional = [self._port(value) for value in proto.graph.input if value.name in initializer_names]
-        """The initialisers that are also inputs, so that a call may replace their values."""
-        self._storage, self._feeding = storage, dict[frozenset[str], OnnxNet]()
         self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
         self._forms = Programs.of(self)
         self._latest: inference.InferenceNet | None = None
@@ -144,15 +141,10 @@ class OnnxNet:
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Results by name for arrays by name.
-
-        An initialiser that the file lists among its inputs may be given too, for this call.
+        """Results by name for arrays by name; initialisers that the file lists among its inputs keep their values.
 
         Raises InvalidArgument for arrays that do not fit the file's inputs.
         """
-        replaced = frozenset(port.name for port in self.optional if port.name in feeds)
-        if replaced:
-            return self._fed(replaced).run(feeds)
         results = self._run(self._ordered(feeds))
         return dict(zip((port.name for port in self.outputs), results, strict=True))
 
@@ -167,14 +159,6 @@ class OnnxNet:
             faults += [f"has no input {', '.join(sorted(map(str, spare)))}"] * bool(spare)
             raise InvalidArgument(f"the call {' and '.join(faults)}; inputs are {self._listed()}")
         return [feeds[port.name] for port in self.inputs]
-
-    def _fed(self, names: frozenset[str]) -> OnnxNet:
-        """The same net, whose initialisers ``names`` are inputs like others."""
-        if names not in self._feeding:
-            proto = without_initializers(self.model, names)
-            self._feeding[names] = OnnxNet(proto, self._storage, self.queue.device, self.math, self.dtype)
-            self._feeding[names].promises = self.promises
-        return self._feeding[names]
 
     def _run(self, inputs: Sequence[Any]) -> list[Any]:
         caller = Caller(inputs, self.queue)

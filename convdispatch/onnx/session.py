@@ -85,10 +85,6 @@ class InferenceSession:
         """Return the model's outputs, which ``run`` returns."""
         return [self._described(port) for port in self.net.outputs]
 
-    def get_overridable_initializers(self) -> list[NodeArg]:
-        """Initialisers that the file lists among its inputs: ``run`` takes other values for them."""
-        return [self._described(port) for port in self.net.optional]
-
     def _described(self, port: Port) -> NodeArg:
         sizes = getattr(self._options, "free_dimensions", {})
         shape = [sizes.get(each, each) if isinstance(each, str) else each for each in port.shape or ()]
