@@ -12,7 +12,6 @@ thing goes into the lowest zone that has what it needs; CONTRIBUTING.md has a ta
 - ``elementwise``: tensors, and kernels from formulas.
 - ``tensor``: Tensor and Parameter, under the name by which users import them.
 - ``runtime``: devices, queues and memory, as users call them.
-- ``conformance``: the conformance kit's public address for pytest.
 - ``nn``: layers, their functions and optimisers.
 - ``models``: well-known nets.
 - ``inference``: nets that are only run: graphs become fused recordings.

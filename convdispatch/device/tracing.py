@@ -38,9 +38,17 @@ def operation(function: Function) -> Function:
 _signature = functools.lru_cache(maxsize=256)(inspect.signature)
 
 
-def bound(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """The arguments of an operation's call by their names."""
-    return _signature(function).bind(*args, **kwargs)
+def named_arguments(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments of an operation's call by their names; None where it takes any number of positional ones."""
+    signature, named = _signature(function), dict[str, Any]()
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            return None
+        named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return named
 
 
 @contextlib.contextmanager

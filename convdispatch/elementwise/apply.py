@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ class _BoundFormula:
 
     def __init__(self, text: str, given: dict[str, Any], out: Any, dtype: Any) -> None:
         self.formula = formula = parse(text)
-        tensors = checked_tensors([formula], given)
+        tensors = checked_tensors(formula, given)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         self.shape = broadcast(shapes)
         self.written = [name for name in formula.assigned if name in tensors]
@@ -109,18 +108,17 @@ def launch_arguments(operands: dict[str, Any]) -> tuple[Any, list[Any], list[Any
     return queue, arguments, scalars
 
 
-def checked_tensors(formulas: Sequence[Formula], operands: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors among the operands. Raises InvalidArgument for operands that formulas do not read, or cannot."""
+def checked_tensors(formula: Formula, operands: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors among the operands. Raises InvalidArgument for operands that the formula does not read, or cannot."""
     tensors = {name: value for name, value in operands.items() if isinstance(value, Tensor)}
-    text = "; ".join(formula.text for formula in formulas)
-    unknown = {name for formula in formulas for name in formula.read if name not in operands}
+    unknown = formula.read - operands.keys()
     if unknown:
         raise InvalidArgument(
-            f"{text!r} reads {', '.join(sorted(unknown))}, but the operands are {', '.join(operands)}"
+            f"{formula.text!r} reads {', '.join(sorted(unknown))}, but the operands are {', '.join(operands)}"
         )
-    spare = operands.keys() - {name for formula in formulas for name in formula.names}
+    spare = operands.keys() - set(formula.names)
     if spare:
-        raise InvalidArgument(f"{text!r} does not use {', '.join(sorted(spare))}")
+        raise InvalidArgument(f"{formula.text!r} does not use {', '.join(sorted(spare))}")
     if not tensors:
         raise InvalidArgument("a formula needs a tensor among the operands")
     for name, value in operands.items():
@@ -128,7 +126,7 @@ def checked_tensors(formulas: Sequence[Formula], operands: dict[str, Any]) -> di
             continue
         if not isinstance(value, numbers.Real):
             raise InvalidArgument(f"{name} must be a tensor or a number, got {type(value).__name__}")
-        if any(name in formula.assigned for formula in formulas):
+        if name in formula.assigned:
             raise InvalidArgument(f"{name} is a number and cannot be assigned")
     if len({tensor.context for tensor in tensors.values()}) > 1:
         raise InvalidArgument("all operands must be on one device")

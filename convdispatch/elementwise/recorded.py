@@ -39,7 +39,7 @@ def apply(expression: str, *, out: Tensor | None = None, dtype: Any = None, **na
 @operation
 def reduce(
     operation: str,
-    expression: str | Sequence[str],
+    expression: str,
     axes: int | Sequence[int] | None = None,
     *,
     keepdims: bool = False,
@@ -48,18 +48,18 @@ def reduce(
 ) -> Any:
     """Combine an expression's values over ``axes`` (all when None): ``reduce("sum", "x * y", (0, 2), x=x, y=y)``.
 
-    ``operation`` is sum, prod, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. Several
-    expressions, given as a tuple, are reduced in one pass, and a list of tensors is returned. Results are of ``dtype``,
-    or of what NumPy would give the tensors; sums and products of integers are int64. A sum of floats is taken in
-    partial sums, of float32 for float16 and bfloat16. Recorded on the tape in force, except prod, max and min.
+    ``operation`` is sum, prod, mean, max or min. Operands are tensors and numbers, as ``apply`` takes them. The result
+    is of ``dtype``, or of what NumPy would give the tensors; sums and products of integers are int64. A sum of floats
+    is taken in partial sums, of float32 for float16 and bfloat16. Recorded on the tape in force, except prod, max and
+    min.
 
     Raises InvalidArgument for axes, names or shapes that do not fit.
     """
-    call, results = combine(operation, expression, operands, axes, keepdims, dtype)
+    call, result = combine(operation, expression, operands, axes, keepdims, dtype)
     tape = current_tape()
     if tape is not None:
-        _record_sums(tape, call, operation, operands, results)
-    return results[0] if isinstance(expression, str) else results
+        _record_sums(tape, call, operation, operands, result)
+    return result
 
 
 @operation
@@ -94,7 +94,7 @@ def _record_elements(tape: Any, call: Any, named: dict[str, Any], result: Any) -
     tape.record(result, inputs, backward)
 
 
-def _record_sums(tape: Any, call: Any, operation: str, given: dict[str, Any], results: list[Tensor]) -> None:
+def _record_sums(tape: Any, call: Any, operation: str, given: dict[str, Any], result: Tensor) -> None:
     tracked = [name for name, value in given.items() if isinstance(value, Tensor) and tape.tracks(value)]
     if not tracked:
         return
@@ -103,23 +103,17 @@ def _record_sums(tape: Any, call: Any, operation: str, given: dict[str, Any], re
     keep = tuple(1 if a in call.axes else size for a, size in enumerate(call.shape))
     forms = {name: (given[name].shape, given[name].dtype) for name in tracked}
 
-    def backward(*dys: Tensor | None) -> list[Tensor | None]:
-        total: list[Tensor | None] = []
+    def backward(dy: Tensor) -> list[Tensor | None]:
+        wide, gradients = dy.reshape(keep).expand(call.shape), list[Tensor | None]()
         for name in tracked:
-            sums = []
-            for formula, dy in zip(call.formulas, dys, strict=True):
-                slope = formula.derivative(name) if name in formula.names else None
-                if dy is None or slope is None:
-                    continue
-                if call.scale != 1.0:
-                    slope = f"({slope}) * {call.scale!r}"
-                wide = dy.reshape(keep).expand(call.shape)
-                used = {n: v for n, v in given.items() if n in parse(slope).names}
-                sums.append(_pull(wide, slope, *forms[name], used))
-            total.append(sums[0] if len(sums) == 1 else sum(sums[1:], sums[0]) if sums else None)
-        return total
+            slope = call.formula.derivative(name)
+            if slope is not None and call.scale != 1.0:
+                slope = f"({slope}) * {call.scale!r}"
+            used = {n: v for n, v in given.items() if slope is not None and n in parse(slope).names}
+            gradients.append(None if slope is None else _pull(wide, slope, *forms[name], used))
+        return gradients
 
-    tape.record(results, [given[name] for name in tracked], backward)
+    tape.record(result, [given[name] for name in tracked], backward)
 
 
 def _pull(dy: Tensor, slope: str, shape: tuple[int, ...], dtype: Any, operands: dict[str, Any]) -> Tensor:

@@ -26,12 +26,12 @@ _calls = Programs(family=without_numbers)
 class _BoundReduction:
     """One reduction over operands of known shapes, strides and types."""
 
-    __slots__ = ("axes", "dtypes", "formulas", "reduction", "scale", "shape", "short")
+    __slots__ = ("axes", "dtype", "formula", "reduction", "scale", "shape", "short")
 
     def __init__(
         self,
         operation: str,
-        texts: tuple[str, ...],
+        text: str,
         axes: Any,
         keepdims: bool,
         dtype: Any,
@@ -39,11 +39,10 @@ class _BoundReduction:
     ) -> None:
         if operation not in (*OPERATIONS, "mean"):
             raise InvalidArgument(f"reduce knows {', '.join((*OPERATIONS, 'mean'))}, got {operation!r}")
-        self.formulas = formulas = tuple(parse(text) for text in texts)
-        tensors = checked_tensors(formulas, given)
-        for formula in formulas:
-            if formula.result is None or set(formula.assigned) & tensors.keys():
-                raise InvalidArgument(f"reduce takes expressions that assign no operand, got {formula.text!r}")
+        self.formula = formula = parse(text)
+        tensors = checked_tensors(formula, given)
+        if formula.result is None or set(formula.assigned) & tensors.keys():
+            raise InvalidArgument(f"reduce takes an expression that assigns no operand, got {formula.text!r}")
         self.shape = shape = broadcast({name: tensor.shape for name, tensor in tensors.items()})
         self.axes = _axes(axes, len(shape))
         keep = tuple(1 if a in self.axes else size for a, size in enumerate(shape))
@@ -52,7 +51,7 @@ class _BoundReduction:
         if not count and operation not in ("sum", "prod") and math.prod(self.short):
             raise InvalidArgument(f"{operation} needs at least one element, got shape {shape} over axes {self.axes}")
         self.scale = 1.0 / max(1, count) if operation == "mean" else 1.0
-        self.dtypes = tuple(_kind(operation, f, given) if dtype is None else np.dtype(dtype) for f in formulas)
+        self.dtype = _kind(operation, formula, given) if dtype is None else np.dtype(dtype)
         scalars = tuple(name for name, value in given.items() if not isinstance(value, Tensor))
         integral = operation != "mean" and all(isinstance(given[name], numbers.Integral) for name in scalars)
         self.reduction: Reduction | None = None
@@ -61,35 +60,32 @@ class _BoundReduction:
             context = next(iter(tensors.values())).context
             kind = "sum" if operation == "mean" else operation
             self.reduction = plan(
-                context, kind, formulas, shape, self.axes, operands, scalars, self.dtypes, self.scale, integral
+                context, kind, formula, shape, self.axes, operands, scalars, self.dtype, self.scale, integral
             )
 
 
 def combine(
     operation: str,
-    expression: str | Sequence[str],
+    text: str,
     operands: dict[str, Any],
     axes: int | Sequence[int] | None = None,
     keepdims: bool = False,
     dtype: Any = None,
-) -> tuple[_BoundReduction, list[Tensor]]:
-    """Compute ``reduce`` without recording it on a tape; return (the bound reduction, results)."""
-    texts = (expression,) if isinstance(expression, str) else tuple(expression)
+) -> tuple[_BoundReduction, Tensor]:
+    """Compute ``reduce`` without recording it on a tape; return (the bound reduction, result)."""
     whole = current_policy().is_invariant
-    named = [operation, texts, tuple(axes) if isinstance(axes, list) else axes, keepdims, dtype, whole]
+    named = [operation, text, tuple(axes) if isinstance(axes, list) else axes, keepdims, dtype, whole]
     key = forms(named, operands, None)
     call = _calls.get(key)
     if call is None:
-        call = _calls.make(key, lambda: _BoundReduction(operation, texts, axes, keepdims, dtype, operands))
+        call = _calls.make(key, lambda: _BoundReduction(operation, text, axes, keepdims, dtype, operands))
     queue, arguments, scalars = launch_arguments(operands)
-    results = [Tensor.empty(call.short, dtype, queue) for dtype in call.dtypes]
-    targets = [part for result in results for part in (result.base_data, 0)]
+    result = Tensor.empty(call.short, call.dtype, queue)
     if call.reduction is not None:
-        call.reduction(queue, arguments + scalars, targets)
-    elif results[0].size:
-        for result in results:
-            fill(result, 1 if operation == "prod" else 0)
-    return call, results
+        call.reduction(queue, arguments + scalars, (result.base_data, 0))
+    elif result.size:
+        fill(result, 1 if operation == "prod" else 0)
+    return call, result
 
 
 def _axes(axes: Any, ndim: int) -> tuple[int, ...]:

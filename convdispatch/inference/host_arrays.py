@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyopencl as cl
 
-from ..api.errors import InvalidArgument
-from ..calls.arrays.operands import address, check_written
+from ..calls.arrays.operands import address
 from ..device import runtime
 from ..device.commands import host_memory
 from ..device.commands.recording import Command, Recording, Slot
@@ -74,16 +73,9 @@ class HostNet:
         place = HostPlace(queue.device, in_pytorch=own_threads is None, keeps_scratch=True)
         return cls(Executable(launches, slots, outputs).bind(place), queue, lowered.inputs, lowered.output), own_threads
 
-    def __call__(
-        self,
-        arrays: Sequence[Any],
-        change: Callable[[np.ndarray], Any] | None = None,
-        out: Sequence[np.ndarray | None] = (),
-    ) -> Any:
-        """The results for NumPy's arrays of the inputs' shapes and dtypes, or what ``change`` makes of each; None,
-        before anything is done, for other inputs. A result is written to its array of ``out`` where there is one that
-        kernels can write in place, which shares no memory with another operand; else to a new array.
-        """
+    def __call__(self, arrays: Sequence[Any], change: Callable[[np.ndarray], Any] | None = None) -> Any:
+        """The results for NumPy's arrays of the inputs' shapes and dtypes, new arrays, or what ``change`` makes of
+        each; None, before anything is done, for other inputs."""
         if len(arrays) != len(self._given):
             return None
         operands = []
@@ -92,46 +84,19 @@ class HostNet:
                 return None
             start = address(array)
             operands.append(array if start and start % ALIGNMENT_BYTES == 0 else array.copy())
-        results = iter(self._run(operands, out))
+        results = iter(self._run(operands))
         results = results if change is None else map(change, results)
         return next(results) if type(self._output) is Tensor else map_operands(lambda _: next(results), self._output)
 
-    def _run(self, arrays: list[np.ndarray], out: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    def _run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         runtime.refuse_forked()
-        device, input_addresses = self._queue.device, [*map(address, arrays)]
-        outputs = [
-            array if array is not None and self._takes(array, form) else host_memory.empty(device, *form)
-            for array, form in zip(out or [None] * len(self._results), self._results, strict=True)
-        ]
+        outputs = [host_memory.empty(self._queue.device, *form) for form in self._results]
         try:
-            if self._launches.run(self._queue, [*input_addresses, *map(address, outputs)]):
-                return outputs
-            # A given output array overlaps an operand, so the results go to new arrays.
-            outputs = [host_memory.empty(device, *form) for form in self._results]
-            self._launches.run(self._queue, [*input_addresses, *map(address, outputs)])
+            self._launches.run(self._queue, [*map(address, arrays), *map(address, outputs)])
         except BaseException:
             self._queue.finish()  # After an error no command may use the arrays any longer.
             raise
         return outputs
-
-    @staticmethod
-    def _takes(array: np.ndarray, form: tuple[tuple[int, ...], np.dtype, int]) -> bool:
-        """Whether kernels may write a result to an array in place."""
-        start = address(array) if array.flags.c_contiguous and array.flags.writeable else 0
-        return bool(start and start % ALIGNMENT_BYTES == 0 and array.shape == form[0] and array.dtype == form[1])
-
-
-def check_out(results: Sequence[Tensor], out: Sequence[np.ndarray | None]) -> None:
-    """Raise InvalidArgument for an array of another shape or dtype than its result's, or one that cannot be written."""
-    for result, array in zip(results, out, strict=True):
-        if array is None:
-            continue
-        if array.shape != result.shape or array.dtype != result.dtype:
-            raise InvalidArgument(
-                f"the result is {result.shape} {result.dtype.name}, got {array.shape} {array.dtype.name} for it"
-            )
-        if not array.flags.carray:
-            check_written(array, "an array for a result")
 
 
 def _by_kernel(command: Command, queue: cl.CommandQueue) -> Command:

@@ -19,7 +19,7 @@ from ..device.places.stream import Stream, StreamMemory
 from ..device.replay.program import Program
 from ..elementwise.tensor import Tensor
 from .graph import map_operands
-from .host_arrays import OWN, HostNet, check_out
+from .host_arrays import OWN, HostNet
 from .lower import Lowered
 
 Change = Callable[[np.ndarray], Any]
@@ -162,21 +162,6 @@ class InferenceNet:
             self._quick = on_host
         return on_host(plain, change)
 
-    def call_into(self, inputs: Sequence[np.ndarray], out: Sequence[np.ndarray | None]) -> list[Any]:
-        """The results of a net that returns a list, for NumPy's arrays; each goes to its array of ``out``, if it has
-        one: kernels write it there where they can, else it is copied.
-
-        Raises InvalidArgument for an array of another shape or dtype than its result's, and one that cannot be written.
-        """
-        check_out(self.results, out)
-        on_host = self._on_host[0] if self.watch is None else None
-        results = None if on_host is None else on_host(inputs, None, out)
-        results = self(*inputs) if results is None else results
-        for result, array in zip(results, out, strict=True):
-            if array is not None and result is not array:
-                np.copyto(array, result)
-        return [result if array is None else array for result, array in zip(results, out, strict=True)]
-
     @functools.cached_property
     def _on_host(self) -> tuple[HostNet | None, str | None]:
         """The net on the host's arrays in place, None where there is none; why it runs in the device's own threads."""
@@ -239,11 +224,6 @@ class InferenceNet:
         """The tensors that a run writes, overwritten by the next one."""
         self._pin()
         return map_operands(self._real, self._lowered.output)
-
-    @property
-    def results(self) -> Any:
-        """As ``output``, but only what says shapes and dtypes."""
-        return self._lowered.output
 
     def _real(self, slot_tensor: Tensor) -> Tensor:
         memory = self._program.memory(slot_tensor.base_data)

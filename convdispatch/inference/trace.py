@@ -14,10 +14,10 @@ import pyopencl as cl
 
 from ..api.dtypes import dtype_name, numpy_dtype
 from ..api.errors import InvalidArgument
-from ..calls.arguments import GEOMETRY, check_bias, describe, transposed_shape
+from ..calls.arguments import check_bias, describe, transposed_shape
 from ..calls.quantized import quantized_problem
 from ..device.commands.recording import Recording, Slot
-from ..device.tracing import bound, source, tracing
+from ..device.tracing import named_arguments, source, tracing
 from ..elementwise.tensor import Tensor
 from .graph import Graph, Node, Ref, Value, map_operands
 
@@ -72,7 +72,7 @@ class _Tracer:
         with tracing(None):
             rule = _RULES.get(function.__name__)
             if rule:
-                results = self._tensor(Value(*rule(function, args, kwargs), node))
+                results = self._tensor(Value(*rule(**named_arguments(function, args, kwargs)), node))
             else:
                 results = function(*map_operands(self._here, args), **map_operands(self._here, kwargs))
         if rule is None:
@@ -101,50 +101,35 @@ def _fresh(results: Any, known_values: dict[Slot, Value]) -> list[Tensor]:
     return fresh
 
 
-def _given(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: arguments[name] for name in names if name in arguments}
+# Each function below returns the shape and dtype of an operation's result for its named arguments, without running it.
 
 
-# Each function below returns the result's shape and dtype for (function, args, kwargs), without running the operation.
-
-
-def _convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    arguments = bound(function, args, kwargs).arguments
-    x, options = arguments["x"], _given(arguments, *GEOMETRY, "math", "activation")
-    problem = describe("fwd", x.shape, arguments["w"].shape, None, x.dtype.name, **options)
-    check_bias(arguments.get("bias"), problem.oc)
+def _convolution(x: Tensor, w: Any, bias: Any = None, residual: Any = None, **options: Any) -> tuple[Any, np.dtype]:
+    problem = describe("fwd", x.shape, w.shape, None, x.dtype.name, **options)
+    check_bias(bias, problem.oc)
     return problem.y_shape, x.dtype
 
 
-def _transposed_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    arguments = bound(function, args, kwargs).arguments
-    options = _given(arguments, *GEOMETRY, "output_padding")
-    shape = transposed_shape(arguments["x"].shape, arguments["w"].shape, **options)[0]
-    check_bias(arguments.get("bias"), shape[1 if options.get("layout", "nchw") == "nchw" else -1])
-    return shape, arguments["x"].dtype
+def _transposed_convolution(x: Tensor, w: Any, bias: Any = None, **options: Any) -> tuple[Any, np.dtype]:
+    sizes = {name: value for name, value in options.items() if name not in ("activation", "residual", "math")}
+    shape = transposed_shape(x.shape, w.shape, **sizes)[0]
+    check_bias(bias, shape[1 if options.get("layout", "nchw") == "nchw" else -1])
+    return shape, x.dtype
 
 
-def _quantized_convolution(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    arguments = bound(function, args, kwargs).arguments
-    options = _given(arguments, *GEOMETRY)
-    problem = quantized_problem(
-        arguments["x"].shape,
-        arguments["w"].shape,
-        dtype_name(arguments["x"].dtype),
-        arguments["quantization"],
-        **options,
-    )
+def _quantized_convolution(
+    x: Tensor, w: Any, quantization: Any, bias: Any = None, x_zero_point: Any = None, **options: Any
+) -> tuple[Any, np.dtype]:
+    sizes = {name: value for name, value in options.items() if name not in ("activation", "residual")}
+    problem = quantized_problem(x.shape, w.shape, dtype_name(x.dtype), quantization, **sizes)
     return problem.y_shape, numpy_dtype(problem.written_dtype)
 
 
-def _in_dtype(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    bound_arguments = bound(function, args, kwargs)
-    bound_arguments.apply_defaults()
-    return bound_arguments.arguments["x"].shape, np.dtype(bound_arguments.arguments["dtype"])
+def _in_dtype(x: Tensor, dtype: Any = np.float32, **_: Any) -> tuple[Any, np.dtype]:
+    return x.shape, np.dtype(dtype)
 
 
-def _like_first(function: Any, args: Any, kwargs: Any) -> tuple[tuple[int, ...], np.dtype]:
-    x = bound(function, args, kwargs).arguments["x"]
+def _like_first(x: Tensor, **_: Any) -> tuple[Any, np.dtype]:
     return x.shape, x.dtype
 
 

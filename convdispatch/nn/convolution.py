@@ -26,21 +26,15 @@ def convolution(
     w: Any,
     bias: Tensor | None = None,
     *,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
     activation: str | None = None,
     residual: Tensor | None = None,
-    layout: str = "nchw",
-    math: str = "float32",
+    **geometry: Any,
 ) -> Tensor:
-    """``conv()`` on the tape; arguments, results and errors are ``conv()``'s. Views that are not contiguous are copied.
+    """``conv()`` on the tape; arguments, results and errors are ``conv()``'s: ``geometry`` is its stride, padding,
+    dilation, groups, layout and math. Views that are not contiguous are copied.
 
     An activation is fused where its gradient can be told from the result; otherwise it follows as a kernel of its own.
     """
-    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    geometry |= {"layout": layout, "math": math}
     operands = (x, w, bias, residual)
     tape = _tape_of(operands)
     fused, later_activation = _fused(tape, activation)
@@ -49,7 +43,7 @@ def convolution(
     if tape is not None:
         shape, slope = x.shape, gradient_of_result(fused) if fused else None
         gradients = _Gradients(
-            layout,
+            geometry.get("layout", "nchw"),
             lambda dy: conv_backward_data(dy, w, shape, **geometry),
             lambda x, dy: conv_backward_weights(x, dy, w.shape, **geometry),
         )
@@ -151,51 +145,40 @@ def transposed_convolution(
     w: Tensor,
     bias: Tensor | None = None,
     *,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
     activation: str | None = None,
     residual: Tensor | None = None,
-    layout: str = "nchw",
-    math: str = "float32",
+    **geometry: Any,
 ) -> Tensor:
-    """``conv_transpose()`` on the tape; arguments, results and errors are its.
+    """``conv_transpose()`` on the tape; arguments, results and errors are its: ``geometry`` is its stride, padding,
+    output_padding, dilation, groups, layout and math.
 
     Where gradients are recorded, the sum with ``residual`` and the activation are kernels of their own.
     """
     operands = (x, w, bias, residual)
-    tape = _tape_of(operands)
+    tape, layout = _tape_of(operands), geometry.get("layout", "nchw")
     if tape is not None and (activation is not None or residual is not None):
-        options = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
-        y = transposed_convolution(x, w, bias, **options, groups=groups, layout=layout, math=math)
+        y = transposed_convolution(x, w, bias, **geometry)
         y = y if residual is None else apply("x + y", x=y, y=residual)
         return y if activation is None else activate(y, activation)
-    options = {"stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
-    _, pads, rows = transposed_shape(x.shape, w.shape, padding=padding, output_padding=output_padding, **options)
-    options["math"] = math
+    sizes = {name: value for name, value in geometry.items() if name != "math"}
+    _, pads, rows = transposed_shape(x.shape, w.shape, **sizes)
     if any(rows):
         for axis, added_rows in enumerate(rows, 2 if layout == "nchw" else 1):
             if added_rows:
                 shape = (*x.shape[:axis], added_rows, *x.shape[axis + 1 :])
                 x = concatenate([x, zeros(shape, x.dtype, x.queue)], axis)
-        extra = per_axis("output_padding", output_padding, len(rows), 0)
-        steps = per_axis("stride", stride, len(rows), 1)
-        output_padding_left = tuple(
+        extra = per_axis("output_padding", geometry["output_padding"], len(rows), 0)
+        steps = per_axis("stride", geometry.get("stride", 1), len(rows), 1)
+        geometry["output_padding"] = tuple(
             size - added_rows * step for size, added_rows, step in zip(extra, rows, steps, strict=True)
         )
-        epilogue = {"activation": activation, "residual": residual}
-        return transposed_convolution(
-            x, w, bias, padding=padding, output_padding=output_padding_left, **epilogue, **options
-        )
+        return transposed_convolution(x, w, bias, activation=activation, residual=residual, **geometry)
     dense_x = dense(x)
-    options |= {"activation": activation, "residual": dense(residual)}
-    y = conv_transpose(dense_x, w, bias, padding=padding, output_padding=output_padding, **options)
+    y = conv_transpose(dense_x, w, bias, activation=activation, residual=dense(residual), **geometry)
     if tape is None:
         return y
-    del options["activation"], options["residual"]
-    options["padding"] = tuple(pads)
+    options = geometry | {"padding": tuple(pads)}
+    options.pop("output_padding", None)
     # dw swaps both operands, because dy is the input of the forward convolution that is transposed here.
     gradients = _Gradients(
         layout,

@@ -45,12 +45,11 @@ class _Weighted(Module):
         return (0, 3, 1, 2) if name == "weight" and self.weight.ndim == 4 and self.options["layout"] == "nhwc" else None
 
 
-class Conv2d(_Weighted):
-    """``activation(conv(x, weight) + bias + residual)``; x and residual are NCHW or NHWC, as ``layout`` says.
+class _Filters(_Weighted):
+    """What convolutions share: their geometry, and filters ``[first, second/groups, kh, kw]``, with ``layout="nhwc"``
+    ``[first, kh, kw, second/groups]``, of the channels of x and of the result."""
 
-    ``kernel``, ``stride``, ``padding`` and ``dilation`` are what ``conv()`` takes. ``weight`` is ``[oc, ic/groups, kh,
-    kw]``, with ``layout="nhwc"`` ``[oc, kh, kw, ic/groups]``.
-    """
+    transposed = False
 
     def __init__(
         self,
@@ -63,7 +62,6 @@ class Conv2d(_Weighted):
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
         bias: bool = True,
-        activation: str | None = None,
         layout: str = "nchw",
         queue: cl.CommandQueue | None = None,
         rng: np.random.Generator | None = None,
@@ -71,18 +69,35 @@ class Conv2d(_Weighted):
         kernel = per_axis("kernel", kernel, 2, least=1)
         if ic % groups or oc % groups:
             raise InvalidArgument(f"channels must be multiples of groups={groups}, got {ic} and {oc}")
-        shape = (oc, ic // groups, *kernel) if layout == "nchw" else (oc, *kernel, ic // groups)
+        first, second = (ic, oc // groups) if self.transposed else (oc, ic // groups)
+        shape = (first, second, *kernel) if layout == "nchw" else (first, *kernel, second)
         self._make(shape, math.prod(shape[1:]), oc if bias else 0, queue, rng)
-        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        self.options |= {"activation": activation, "layout": layout}
+        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "layout": layout}
+
+
+class Conv2d(_Filters):
+    """``activation(conv(x, weight) + bias + residual)``; x and residual are NCHW or NHWC, as ``layout`` says.
+
+    ``geometry`` is stride, padding, dilation and groups, as ``conv()`` takes them, bias (True), layout, queue and rng,
+    which draws the weights. ``weight`` is ``[oc, ic/groups, kh, kw]``, with ``layout="nhwc"`` ``[oc, kh, kw,
+    ic/groups]``.
+    """
+
+    def __init__(
+        self, ic: int, oc: int, kernel: int | Sequence[int], *, activation: str | None = None, **geometry: Any
+    ) -> None:
+        super().__init__(ic, oc, kernel, **geometry)
+        self.options["activation"] = activation
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return functional.convolution(x, self.weight, self.bias, residual=residual, **self.options)
 
 
-class ConvTranspose2d(_Weighted):
+class ConvTranspose2d(_Filters):
     """``conv_transpose(x, weight) + bias``; ``weight`` is ``[ic, oc/groups, kh, kw]``, for "nhwc" ``[ic, kh, kw,
-    oc/groups]``."""
+    oc/groups]``; ``geometry`` as Conv2d's."""
+
+    transposed = True
 
     def __init__(
         self,
@@ -90,23 +105,11 @@ class ConvTranspose2d(_Weighted):
         oc: int,
         kernel: int | Sequence[int],
         *,
-        stride: int | Sequence[int] = 1,
-        padding: Any = 0,
         output_padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        layout: str = "nchw",
-        queue: cl.CommandQueue | None = None,
-        rng: np.random.Generator | None = None,
+        **geometry: Any,
     ) -> None:
-        kernel = per_axis("kernel", kernel, 2, least=1)
-        if ic % groups or oc % groups:
-            raise InvalidArgument(f"channels must be multiples of groups={groups}, got {ic} and {oc}")
-        shape = (ic, oc // groups, *kernel) if layout == "nchw" else (ic, *kernel, oc // groups)
-        self._make(shape, oc // groups * math.prod(kernel), oc if bias else 0, queue, rng)
-        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        self.options |= {"output_padding": output_padding, "layout": layout}
+        super().__init__(ic, oc, kernel, **geometry)
+        self.options["output_padding"] = output_padding
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.transposed_convolution(x, self.weight, self.bias, **self.options)

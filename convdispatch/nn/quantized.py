@@ -64,25 +64,16 @@ def quantized_convolution(
     *,
     quantization: Quantization,
     x_zero_point: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    activation: str | None = None,
     residual: Tensor | None = None,
-    layout: str = "nchw",
+    **options: Any,
 ) -> Tensor:
     """``conv(x, w, bias, quantization=...)``. With ``x_zero_point``, a tensor of one integer, that is x's zero point.
 
-    ``bias`` is int32, in host memory. Raises as ``conv`` does.
+    ``bias`` is int32, in host memory; ``options`` are conv's geometry and activation. Raises as ``conv`` does.
     """
-    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "layout": layout}
-    x, residual = dense(x), dense(residual)
     if x_zero_point is not None:
         quantization = replace(quantization, x_zero_point=int(x_zero_point.numpy().reshape(())))
-    return conv(  # type: ignore[no-any-return]
-        x, w, bias, quantization=quantization, activation=activation, residual=residual, **geometry
-    )
+    return conv(dense(x), w, bias, quantization=quantization, residual=dense(residual), **options)  # type: ignore
 
 
 def moving_table(words: Tensor, place: Tensor, x_zero_point: Tensor) -> Tensor:

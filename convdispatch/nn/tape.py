@@ -28,7 +28,7 @@ class Tape:
     """Notes of one forward pass; a context manager that puts itself in force."""
 
     def __init__(self) -> None:
-        self._notes: list[tuple[tuple[int, ...], tuple[int, ...], Backward]] = []
+        self._notes: list[tuple[int, tuple[int, ...], Backward]] = []
         self._parameters: dict[int, Parameter] = {}
         self._first = next(_marks)
         self._outer: Tape | None = None
@@ -55,18 +55,15 @@ class Tape:
         """Whether ``tensor`` needs a gradient: a Parameter, a watched tensor, or computed from these on this tape."""
         return tensor is not None and (tensor.mark > self._first or type(tensor) is Parameter)
 
-    def record(self, results: Tensor | Sequence[Tensor], inputs: Sequence[Tensor | None], backward: Backward) -> None:
+    def record(self, result: Tensor, inputs: Sequence[Tensor | None], backward: Backward) -> None:
         """Note an operation.
 
-        ``backward(gradient of each result)`` returns a gradient or None for each of ``inputs``; it gets None for a
-        result on which the loss does not depend, unless no gradient reaches it at all: then it is not called. It must
-        not write to what it gets, and may return it.
+        ``backward(gradient of the result)`` returns a gradient or None for each of ``inputs``; it is not called for a
+        result on which the loss does not depend. It must not write to what it gets, and may return it.
         """
-        results = (results,) if isinstance(results, Tensor) else results
         marks = tuple(0 if tensor is None else self._mark(tensor) for tensor in inputs)
-        for result in results:
-            result.mark = next(_marks)
-        self._notes.append((tuple(result.mark for result in results), marks, backward))
+        result.mark = next(_marks)
+        self._notes.append((result.mark, marks, backward))
 
     def _mark(self, tensor: Tensor) -> int:
         if type(tensor) is Parameter and self._parameters.get(tensor.mark) is not tensor:
@@ -99,14 +96,13 @@ class Tape:
         outer_tape = put_in_force(None)
         try:
             while self._notes:
-                results, inputs, backward = self._notes.pop()
-                result_gradients = [_sum(gradients.pop(mark, None)) for mark in results]
-                if all(dy is None for dy in result_gradients):
+                result_mark, inputs, backward = self._notes.pop()
+                dy = _sum(gradients.pop(result_mark, None))
+                if dy is None:
                     continue
-                for mark, dy in zip(results, result_gradients, strict=True):
-                    if mark in kept_marks and dy is not None:
-                        final[mark] = dy
-                for mark, dx in zip(inputs, backward(*result_gradients), strict=True):
+                if result_mark in kept_marks:
+                    final[result_mark] = dy
+                for mark, dx in zip(inputs, backward(dy), strict=True):
                     if dx is None or not mark:
                         continue
                     waiting = gradients.setdefault(mark, [])

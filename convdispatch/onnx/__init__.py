@@ -6,7 +6,6 @@ form of the net is cached for each set of input shapes. A new operator goes to a
 
 - ``arrays``: a caller's arrays to tensors, and results to arrays of the caller's kind.
 - ``backend``: ONNX's backend interface.
-- ``binding``: onnxruntime's memory, OrtValue and IOBinding.
 - ``call``: one node as its operator sees it.
 - ``folding``: nodes of known values, computed by onnx's reference.
 - ``interpreter``: walks a graph's nodes.

@@ -1,6 +1,4 @@
 from .backend import Backend as Backend
-from .binding import IOBinding as IOBinding
-from .binding import OrtValue as OrtValue
 from .model import OnnxNet as OnnxNet
 from .model import load as load
 from .session import ExecutionMode as ExecutionMode

@@ -22,7 +22,7 @@ from .arrays import Caller
 from .call import NeedsValue
 from .interpreter import Interpreter, Scope, check_operators, standard
 from .qoperators import in_onnxs_words
-from .reading import Storage, dense, dtype_of, onnx_package, read, supported, to_array, without_initializers
+from .reading import Storage, dense, dtype_of, onnx_package, read, supported, to_array
 
 _MOST_VALUES = 4096
 """The most elements of an input whose values a form may depend on."""
@@ -105,9 +105,6 @@ class OnnxNet:
         self._constants = {each.name: self._converted(to_array(each, storage)) for each in proto.graph.initializer}
         for sparse in proto.graph.sparse_initializer:
             self._constants[sparse.values.name] = self._converted(dense(sparse))
-        self.optional = [self._port(value) for value in proto.graph.input if value.name in initializer_names]
-        """The initialisers that are also inputs, so that a call may replace their values."""
-        self._storage, self._feeding = storage, dict[frozenset[str], OnnxNet]()
         self._memory: dict[Any, Any] = {"lasting": {id(value) for value in self._constants.values()}}
         self._forms = Programs.of(self)
         self._latest: inference.InferenceNet | None = None
@@ -140,20 +137,15 @@ class OnnxNet:
             return self.run(given[0])
         if len(given) != len(self.inputs):
             raise InvalidArgument(f"the net takes {len(self.inputs)} arrays ({self._listed()}), got {len(given)}")
-        results = self._run(list(given), {})
+        results = self._run(list(given))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
-        """Results by name for arrays by name; a result named in ``out`` is written to the host's array there.
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Results by name for arrays by name; initialisers that the file lists among its inputs keep their values.
 
-        An initialiser that the file lists among its inputs may be given too, for this call.
-
-        Raises InvalidArgument for arrays that do not fit the file's inputs and outputs.
+        Raises InvalidArgument for arrays that do not fit the file's inputs.
         """
-        replaced = frozenset(port.name for port in self.optional if port.name in feeds)
-        if replaced:
-            return self._fed(replaced).run(feeds, out)
-        results = self._run(self._ordered(feeds), out or {})
+        results = self._run(self._ordered(feeds))
         return dict(zip((port.name for port in self.outputs), results, strict=True))
 
     def _listed(self) -> str:
@@ -168,26 +160,16 @@ class OnnxNet:
             raise InvalidArgument(f"the call {' and '.join(faults)}; inputs are {self._listed()}")
         return [feeds[port.name] for port in self.inputs]
 
-    def _fed(self, names: frozenset[str]) -> OnnxNet:
-        """The same net, whose initialisers ``names`` are inputs like others."""
-        if names not in self._feeding:
-            proto = without_initializers(self.model, names)
-            self._feeding[names] = OnnxNet(proto, self._storage, self.queue.device, self.math, self.dtype)
-            self._feeding[names].promises = self.promises
-        return self._feeding[names]
-
-    def _run(self, inputs: Sequence[Any], out: Mapping[str, np.ndarray]) -> list[Any]:
+    def _run(self, inputs: Sequence[Any]) -> list[Any]:
         caller = Caller(inputs, self.queue)
         arrays = [caller.taken(value, port) for value, port in zip(inputs, self.inputs, strict=True)]
         for array, port in zip(arrays, self.inputs, strict=True):
             _check_shape(array, port)
         with self._lock:
             form, fed = self._form(arrays)
-            results = _computed(form, fed, [out.get(port.name) for port in self.outputs])
-        return [
-            out[port.name] if port.name in out else caller.given(result)
-            for port, result in zip(self.outputs, results, strict=True)
-        ]
+            results = [] if form.net is None else form.net(*fed)
+            outputs = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]
+        return [caller.given(output) for output in outputs]
 
     def _form(self, arrays: Sequence[Any]) -> tuple[_Form, list[Any]]:
         """The form for these arrays, and those among them that it is fed."""
@@ -333,25 +315,6 @@ class OnnxNet:
             return results
 
         return net, fed, output_places
-
-
-def _computed(form: _Form, fed: Sequence[Any], out: Sequence[np.ndarray | None]) -> list[Any]:
-    """The results of a form in the file's order, those with an array of ``out`` written there."""
-    targets = [array for place, array in zip(form.outputs, out, strict=True) if isinstance(place, int)]
-    if form.net is None:
-        results: list[Any] = []
-    elif any(array is not None for array in targets) and all(type(array) is np.ndarray for array in fed):
-        results = form.net.call_into(fed, targets)
-    else:
-        results = form.net(*fed)
-    outputs = [results[place] if isinstance(place, int) else np.array(place) for place in form.outputs]
-    for result, array in zip(outputs, out, strict=True):
-        if array is not None and result is not array:
-            if tuple(result.shape) != array.shape or result.dtype != array.dtype:
-                produced, expected = (f"{tuple(each.shape)} {each.dtype.name}" for each in (result, array))
-                raise InvalidArgument(f"the result is {produced}, got {expected} for it")
-            np.copyto(array, result.numpy() if isinstance(result, Tensor) else result)
-    return outputs
 
 
 def _check_opset(opsets: Mapping[str, int]) -> None:

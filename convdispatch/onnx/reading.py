@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -237,16 +237,6 @@ def _file_of(tensor: Any, owner: str, folder: Path | None, name: str, wanted: in
             f"{name}: {owner} needs {wanted} bytes, its place is {length} from {start} on of {size} in {location!r}"
         )
     return path, start
-
-
-def without_initializers(model: Any, names: Collection[str]) -> Any:
-    """A copy of the model in which the inputs ``names`` have no value of their own."""
-    copy = type(model)()
-    copy.CopyFrom(model)
-    remaining = [tensor for tensor in copy.graph.initializer if tensor.name not in names]
-    del copy.graph.initializer[:]
-    copy.graph.initializer.extend(remaining)
-    return copy
 
 
 def to_array(tensor: Any, storage: Storage = (None, {})) -> np.ndarray:

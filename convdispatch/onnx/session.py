@@ -1,22 +1,20 @@
 """onnxruntime's ways to run a model: ``InferenceSession``, so that a script changes its import alone.
 
 ``import convdispatch.onnx as onnxruntime``. What is the same: sessions, their inputs and outputs, feeds and results,
-bindings, OrtValues, options. What differs: all outputs are computed, whichever are asked for.
+providers, options. What differs: all outputs are computed, whichever are asked for, and there are no bindings.
 """
 
 from __future__ import annotations
 
 import enum
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
 from .. import runtime
 from ..api.errors import ConvDispatchWarning, InvalidArgument, NoDevice
 from ..api.policy import PROMISES
-from ..device.background import Threads
-from .binding import IOBinding, OrtValue
 from .model import OnnxNet, Port, load
 
 _TYPES = {"float32": "float", "float64": "double", "object": "string"}
@@ -71,16 +69,11 @@ class InferenceSession:
         # onnxruntime's own SessionOptions are accepted too, but have no ``warn``.
         if isinstance(self._options, SessionOptions):
             self._options.warn()
-        self._source = path_or_bytes
-        self._load(providers, provider_options)
-
-    def _load(self, providers: Sequence[Any] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
-        self._provider, self._provider_options, device = chosen_provider(providers, options)
+        self._provider, self._provider_options, device = chosen_provider(providers, provider_options)
         # Options of onnxruntime's own class have no such attributes.
         promises = {name: getattr(self._options, name, None) for name in PROMISES}
-        self.net: OnnxNet = load(self._source, device=device, **promises)
+        self.net: OnnxNet = load(path_or_bytes, device=device, **promises)
         """The net behind the session: forms, layers, times."""
-        self._async = Threads(1, "convdispatch-onnx")
 
     # --- what the model file says ------------------------------------------------------------------------------------
 
@@ -91,10 +84,6 @@ class InferenceSession:
     def get_outputs(self) -> list[NodeArg]:
         """Return the model's outputs, which ``run`` returns."""
         return [self._described(port) for port in self.net.outputs]
-
-    def get_overridable_initializers(self) -> list[NodeArg]:
-        """Initialisers that the file lists among its inputs: ``run`` takes other values for them."""
-        return [self._described(port) for port in self.net.optional]
 
     def _described(self, port: Port) -> NodeArg:
         sizes = getattr(self._options, "free_dimensions", {})
@@ -119,12 +108,6 @@ class InferenceSession:
         """Return the options of the execution provider."""
         return {self._provider: dict(self._provider_options)}
 
-    def set_providers(
-        self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
-    ) -> None:
-        """Make the model ready on another device."""
-        self._load(providers, provider_options)
-
     def get_session_options(self) -> SessionOptions:
         """Return the session options with which the session was made."""
         return self._options
@@ -141,18 +124,15 @@ class InferenceSession:
     ) -> list[Any]:
         """The results in the order of ``output_names``, or all for None or an empty list.
 
-        Feeds are NumPy arrays, lists, torch tensors, OrtValues or anything with DLPack; results are of the first one's
-        kind, NumPy arrays for OrtValues. Any batch that the file allows. Raises InvalidArgument for names, shapes and
-        types that do not fit.
+        Feeds are NumPy arrays, lists, torch tensors or anything with DLPack; results are of the first one's kind, and
+        lie where it does. Any batch that the file allows. Raises InvalidArgument for names, shapes and types that do
+        not fit.
         """
         names = self._names(output_names)
         if not isinstance(input_feed, Mapping):
             raise InvalidArgument(f"run takes a dict of arrays by name, got {type(input_feed).__name__}")
-        results = self.net.run({name: _plain(value) for name, value in input_feed.items()})
-        requested = [results[name] for name in names]
-        if any(isinstance(value, OrtValue) for value in input_feed.values()):
-            return [OrtValue(value).numpy() for value in requested]
-        return requested
+        results = self.net.run(input_feed)
+        return [results[name] for name in names]
 
     def _names(self, requested: Sequence[str] | None) -> list[str]:
         output_names = [port.name for port in self.net.outputs]
@@ -162,52 +142,6 @@ class InferenceSession:
                 f"there is no output {', '.join(map(repr, unknown))}; outputs are {', '.join(output_names)}"
             )
         return list(requested) if requested else output_names
-
-    def run_async(
-        self,
-        output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
-        callback: Callable[[list[Any], Any, str], None],
-        user_data: Any,
-        run_options: Any = None,
-    ) -> None:
-        """``run`` in a thread of the session; then ``callback(results, user_data, error)``, no text without one."""
-
-        def work() -> None:
-            try:
-                results, error = self.run(output_names, input_feed, run_options), ""
-            except Exception as raised:
-                results, error = [], str(raised) or type(raised).__name__
-            callback(results, user_data, error)
-
-        self._async.submit(work)
-
-    def run_with_ort_values(
-        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
-    ) -> list[OrtValue]:
-        """As ``run``, from OrtValues to OrtValues."""
-        names = self._names(output_names)
-        results = self.net.run({name: _plain(value) for name, value in input_dict_ort_values.items()})
-        return [OrtValue(results[name]) for name in names]
-
-    def io_binding(self) -> IOBinding:
-        """Inputs and outputs with memory of their own, for ``run_with_iobinding``."""
-        return IOBinding(self)
-
-    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
-        """Run on what is bound; see ``IOBinding``. Raises InvalidArgument where something is not bound or does not
-        fit."""
-        iobinding.run()
-
-    def create_ortvalue_from_shape_and_type(
-        self, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
-    ) -> OrtValue:
-        """Memory for a tensor."""
-        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
-
-
-def _plain(value: Any) -> Any:
-    return value.array if isinstance(value, OrtValue) else value
 
 
 _DEVICES = {"CUDAExecutionProvider": "nvidia", "CPUExecutionProvider": "cpu"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pyopencl as cl
 import pytest
 from products import (
     GENERATORS,
@@ -21,7 +20,7 @@ from products import (
 
 from convdispatch.api.errors import InvalidArgument
 from convdispatch.device import runtime
-from convdispatch.device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, configs, packed_layout
+from convdispatch.device.gemm import Axis, Epilogue, GemmPlan, GemmSpec, Matrix, configs
 from convdispatch.device.gemm.configs import gpu_configs
 
 
@@ -198,23 +197,6 @@ def test_panels_across_images(queue, device, run_length):
     spec = GemmSpec(9, images * run_length, 7, 1, "float32", Matrix(Axis(7), Axis(1)), b, c)
     config = {**choose("cpu", spec, device), "swap": False, "mr": 3, "nv": 3, "ku": 1}
     run(queue, spec, {**config, "pack_b": True, "split": 1, "kc": 7, "ks": 7})
-
-
-def test_packed_index_macro(queue):
-    """The OpenCL text of the index agrees with the Python formula."""
-    m, n, k, batch, a, b, c = SPLIT_AXES["image and group batches"]
-    spec = GemmSpec(m, n, k, batch, "float32", a, b, c)
-    for letter, size in (("a", m), ("b", n)):
-        layout = packed_layout(spec, {"kind": "cpu", "mr": 4, "nv": 1, "lanes": 8}, letter)
-        text = layout.macro("WHERE") + "kernel void f(global long *o, int I, int K) { int r = get_global_id(0); "
-        text += "o[r] = WHERE(r / (I * K), r / K % I, r % K); }"
-        out = cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, batch * size * k * 8)
-        kernel = cl.Program(queue.context, text).build().f
-        kernel(queue, (batch * size * k,), None, out, np.int32(size), np.int32(k))
-        got = np.empty(batch * size * k, np.int64)
-        cl.enqueue_copy(queue, got, out)
-        z, i, p = np.ogrid[:batch, :size, :k]
-        np.testing.assert_array_equal(got.reshape(batch, size, k), layout.index(z, i, p))
 
 
 def test_configurations_respect_the_device():

@@ -203,7 +203,6 @@ def test_pytorchs_captures_wait_for_what_is_pending(invented, door, monkeypatch)
 
 def test_pytorchs_door_asks_the_kind_of_streams_for_its_devices(invented, door, monkeypatch):
     """What differs between builds of PyTorch: autocast, graphs, ranks, inductor, synchronisation."""
-    from convdispatch.onnx import binding
     from convdispatch.torch import ranks
     from convdispatch.torch.compile import operators
     from convdispatch.torch.graph import inductor
@@ -230,8 +229,6 @@ def test_pytorchs_door_asks_the_kind_of_streams_for_its_devices(invented, door, 
     with pytest.warns(cd.ConvDispatchWarning, match="rank 0 uses device xpu:3 of this host too.*torch.xpu.set_device"):
         ranks._own_device(store, 3)
     assert asked == [3]
-
-    assert binding.OrtValue(XpuArray(_integers(2, 3))).device_name() == "xpu"
 
 
 def test_no_module_of_pytorchs_door_names_cudas_devices():

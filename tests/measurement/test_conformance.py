@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -291,49 +288,6 @@ def test_the_list_is_printed():
     assert len(lines) == 235 + 4 + 1
     assert lines[235].startswith("dense_2d.fwd: 42 cases hold all 1122 pairs of ndim=2 direction=fwd ic=1,3,16,17")
     assert levels.digest() in done.output
-
-
-# --- through pytest ---------------------------------------------------------------------------------------------------
-
-
-def run_pytest(solver_folder: Path, plugin: str, *arguments: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"CONVDISPATCH_PLUGIN_DIR": str(solver_folder), "PYTHONWARNINGS": "ignore"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--pyargs",
-        "convdispatch.measurement.conformance",
-    ]
-    loaded = "convdispatch.measurement.conformance.pytest_options" in "".join(
-        entry.value for entry in importlib.metadata.entry_points(group="pytest11")
-    )
-    command += [] if loaded else ["-p", "convdispatch.measurement.conformance.pytest_options"]
-    return subprocess.run(
-        [*command, "--plugin", plugin, *arguments], env=environment, capture_output=True, text=True, timeout=300
-    )
-
-
-def test_pytest_runs_the_kit(device, tmp_path):
-    """The sound solver and one that is broken: others wait seconds for what never comes."""
-    source = (DROP_IN / "shoddy.py").read_text()
-    (tmp_path / "shoddy.py").write_text(source + "\n\nFAULTS = {'ignores_group': 'values'}\n")
-    done = run_pytest(tmp_path, "shoddy", "-k", "3x3_grouped and not bwd", "--conformance-level", "core")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "shoddy.ignores_group: values:" in done.stdout
-    assert "convdispatch verify shoddy --solver 'shoddy.ignores_group' --case '3x3_grouped'" in done.stdout
-    done = run_pytest(tmp_path, "im2col", "-k", "1x1_of_1x1", "--conformance-level", "core")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
-
-
-def test_pytest_without_a_plugin_skips():
-    done = run_pytest(SUPPORT / "shoddy_plugin", "im2col", "--plugin=", "-rs")
-    assert done.returncode == 0, done.stdout
-    assert "name a plugin with --plugin" in done.stdout
 
 
 def test_a_kit_counts_its_own(drop_in, device):

@@ -114,8 +114,9 @@ def test_reductions_over_neighbours(queue, thinned, form, operation, cut):
     for axes in ((0, 2, 3), (3,), (1, 3), None):
         shape = tuple(1 if axes is None or a in axes else size for a, size in enumerate(x.shape))
         k = normal(*shape, seed=1)
-        got = reduce(operation, ("x - k", "x"), axes, x=t, k=Tensor.from_numpy(k, queue))
-        for mine, values in zip(got, (x - k, x), strict=True):
+        constants = {"k": Tensor.from_numpy(k, queue)}
+        for text, given, values in (("x - k", constants, x - k), ("x", {}, x)):
+            mine = reduce(operation, text, axes, x=t, **given)
             compare(mine.numpy(), getattr(np, operation)(values.astype(np.float64), axes), 1e-5)
 
 

@@ -121,10 +121,6 @@ def test_the_wheels_alone(fresh, device, tmp_path):
     assert {o["status"] for o in outcomes} == {"passed", "refused"}
     assert {o["reason"] for o in outcomes} >= {"1x1 only, got (1, 3, 3)", "stride 1 and no padding only"}
 
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "convdispatch.conformance"]
-    shown = run([*arguments, "--plugin", "acme", "-k", "1x1 and not nhwc and not bwd"], fresh, **here)
-    assert "passed" in shown
-
 
 def test_the_example_passes_the_kit(device, full, monkeypatch, read_anew):
     """Every case that it computes, whole with --full; else a spread over the levels."""

@@ -11,16 +11,14 @@ REASONS = {
     "the options of a convolution, one by one, as users write them": """
         calls/arguments.py:describe calls/arguments.py:transposed_shape calls/conv.py:conv
         calls/conv.py:conv_backward_data calls/conv.py:conv_backward_weights calls/conv.py:conv_transpose
-        calls/conv.py:explain nn/convolution.py:convolution nn/convolution.py:transposed_convolution
-        nn/quantized.py:quantized_convolution nn/layers.py:__init__
+        calls/conv.py:explain nn/layers.py:__init__
     """,
     "the options of a public function or class": """
         api/declared.py:__init__ api/policy.py:policy inference/building.py:build
         measurement/conformance/verify.py:verify measurement/find.py:find
         nn/normalization/norms.py:batch_norm nn/normalization/table_norm.py:table_norm
-        nn/pooling/pooling2d.py:max_pool
-        nn/pooling/pooling2d.py:avg_pool nn/pooling/pooling2d.py:windows_of
-        nn/pooling/pooling2d.py:pool device/programs/strided_copy.py:copy_strided device/runtime.py:copy
+        nn/pooling/pooling2d.py:windows_of nn/pooling/pooling2d.py:pool
+        device/programs/strided_copy.py:copy_strided device/runtime.py:copy
         device/programs/kernels.py:__init__ device/plans/steps.py:__init__
     """,
     "the interface of a plan or a layer: the operands of a convolution and their events": """

@@ -22,7 +22,7 @@ ZONES = [
     ["selection"],
     ["measurement"],
     ["calls"],
-    ["runtime", "elementwise", "conformance"],
+    ["runtime", "elementwise"],
     ["tensor"],
     ["nn"],
     ["inference", "models"],

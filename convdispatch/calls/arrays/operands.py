@@ -184,13 +184,13 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int], itemsize: int
     return bool((np.diff(np.sort(offsets)) < itemsize).any())
 
 
-def check_written(array: np.ndarray, name: str = "out") -> None:
+def check_written(array: np.ndarray) -> None:
     """Raises InvalidArgument for an array of NumPy's that cannot hold a result."""
     if not array.flags.writeable:
-        raise InvalidArgument(f"{name} must be writeable, got a read-only array")
+        raise InvalidArgument("out must be writeable, got a read-only array")
     if not array.flags.c_contiguous and elements_overlap(array.shape, array.strides, array.itemsize):
         raise InvalidArgument(
-            f"{name} must have memory for each of its elements, but of shape {array.shape} with strides "
+            f"out must have memory for each of its elements, but of shape {array.shape} with strides "
             f"{array.strides} (bytes) some share theirs, as in a broadcast view: pass an array of its own"
         )
 

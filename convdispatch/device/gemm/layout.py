@@ -1,4 +1,4 @@
-"""The packed panel form of an operand, which is public so that other kernels can write packed operands themselves.
+"""The packed panel form of an operand, and which operands are prefetched.
 
 An operand is a matrix ``X[i, k]``: A's rows i by k, or B's columns i by k. Packed, it is cut into panels of ``width``
 neighbouring i; a panel holds all k, and for each k its ``width`` elements side by side, in the accumulation type:
@@ -60,13 +60,6 @@ class PackedLayout:
     def index(self, batch, i, k):
         """Element index of ``X[i, k]`` of a batch: ints or NumPy arrays."""
         return ((self.batch.offset(batch) * self.panels + i // self.width) * self.k + k) * self.width + i % self.width
-
-    def macro(self, name: str = "PACKED_INDEX") -> str:
-        """OpenCL text ``#define PACKED_INDEX(batch, i, k)``, the same index as a long expression."""
-        return (
-            f"#define {name}(batch, i, k) ((({self.batch.text('batch')}) * {self.panels} + (i) / {self.width})"
-            f" * {self.k * self.width}L + (long)(k) * {self.width} + (i) % {self.width})\n"
-        )
 
 
 def packed_layout(spec: GemmSpec, config: Mapping[str, Any], operand: str) -> PackedLayout:

@@ -11,9 +11,7 @@ import numpy as np
 import pyopencl as cl
 
 from ...api.errors import InvalidArgument
-from ..commands.interface import Kernel
-from ..commands.queues import commands_of
-from ..programs.kernels import build
+from ..programs.kernels import Launch, build
 from .layout import direct, packed_layout
 from .source import gemm_text, packing, reduce_text
 from .spec import GemmSpec
@@ -41,7 +39,7 @@ class GemmPlan:
         self._order = "ba" if swap else "ab"
         self._layouts = {letter: packed_layout(spec, config, letter) for letter in "ab"}
         self.packed_a_size, self.packed_b_size = self._layouts["a"].size, self._layouts["b"].size
-        self._packers: dict[str, _Kernel] = {}
+        self._packers: dict[str, Launch] = {}
         self._inner, self._pack_lock = inner, threading.Lock()
         self._areas, self.workspace_size = _workspace_areas(spec, config)
         for letter in "ab":
@@ -54,12 +52,12 @@ class GemmPlan:
         )
         out_count = 1 + (spec.epilogue.bias is not None) + spec.epilogue.residual
         program = build(context, gemm_text(kernel_spec, config))
-        self._gemm = _Kernel(program, "gemm", *_gemm_sizes(kernel_spec, config), 3 if split > 1 else 2 + out_count)
+        self._gemm = _launch(program, "gemm", *_gemm_sizes(kernel_spec, config), 3 if split > 1 else 2 + out_count)
         self._reduce = None
         if split > 1:
             lanes = config.get("lanes", 4)
             sizes = (-(-inner.n // lanes), inner.m, inner.batch)
-            self._reduce = _Kernel(build(context, reduce_text(inner, config)), "reduce", sizes, None, 1 + out_count)
+            self._reduce = _launch(build(context, reduce_text(inner, config)), "reduce", sizes, None, 1 + out_count)
 
     def pack(
         self,
@@ -130,12 +128,12 @@ class GemmPlan:
             "a", queue, operands[1], operands[3], wait_for, (0, packed_offset)
         )
 
-    def _packer(self, letter: str) -> _Kernel:
+    def _packer(self, letter: str) -> Launch:
         with self._pack_lock:
             if letter not in self._packers:
                 kernel_letter = "ab"[self._order.index(letter)]
                 text, sizes, local, numbers = packing(self._inner, self.config, kernel_letter)
-                self._packers[letter] = _Kernel(build(self._context, text), "pack", sizes, local, 2, numbers)
+                self._packers[letter] = _launch(build(self._context, text), "pack", sizes, local, 2, numbers)
             return self._packers[letter]
 
 
@@ -163,24 +161,18 @@ def _workspace_areas(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[dict[st
     return areas, size
 
 
-class _Kernel:
-    """One kernel whose arguments are (memory, element offset) pairs, optionally followed by constant numbers."""
-
-    def __init__(
-        self,
-        program: cl.Program,
-        name: str,
-        sizes: tuple[int, ...],
-        local: tuple[int, ...] | None,
-        pairs: int,
-        numbers: Sequence[Any] = (),
-    ) -> None:
-        self._numbers = tuple(numbers)
-        dtypes = [None, np.int64] * pairs + [type(number) for number in numbers]
-        self._kernel = Kernel(program, name, sizes, local, dtypes)
-
-    def __call__(self, queue: cl.CommandQueue, arguments: tuple[Any, ...], wait_for: Any) -> cl.Event:
-        return commands_of(queue).launch(self._kernel, arguments + self._numbers, wait_for)
+def _launch(
+    program: cl.Program,
+    name: str,
+    sizes: tuple[int, ...],
+    local: tuple[int, ...] | None,
+    pairs: int,
+    numbers: Sequence[Any] = (),
+) -> Launch:
+    """A kernel whose operands are (memory, element offset) pairs; constant numbers may follow them."""
+    names = [f"{part}{i}" for i in range(pairs) for part in ("memory", "offset")]
+    dtypes = [None, np.int64] * pairs + [type(number) for number in numbers]
+    return Launch(program, name, sizes, local, [*names, *numbers], names=names, dtypes=dtypes)
 
 
 def _gemm_sizes(spec: GemmSpec, config: Mapping[str, Any]) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

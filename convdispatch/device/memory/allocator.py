@@ -83,7 +83,7 @@ def taker(queue: cl.CommandQueue, size: int) -> Callable[[], cl.MemoryObject]:
         try:
             return allocate_block(size)
         except Exception as error:
-            if not (out_of_memory(error) or type(error) is MemoryError):
+            if not out_of_memory(error):
                 raise
         return allocate(queue, size)
 
@@ -93,12 +93,6 @@ def taker(queue: cl.CommandQueue, size: int) -> Callable[[], cl.MemoryObject]:
 def take(pool: Any, place: Any, size: int, **options: Any) -> Any:
     """A block of a pool, within the memory limit of ``place``'s device and the policy; ``options`` are the pool's."""
     if not _limits and not current_policy().frozen:
-        if size <= _CHECKED_BYTES:
-            try:
-                return pool.allocate(size or 1, **options)
-            except Exception as error:
-                if not (out_of_memory(error) or type(error) is MemoryError):
-                    raise
         return _take(pool, place, size or 1, **options)
     return _allocate_within(pool, place, size or 1, **options)
 
@@ -140,12 +134,12 @@ def with_room(device: cl.Device, allocate: Callable[[], Any]) -> Any:
     try:
         return allocate()
     except Exception as error:
-        if not (out_of_memory(error) or type(error) is MemoryError) or not make_room(device):
+        if not out_of_memory(error) or not make_room(device):
             raise
         try:
             return allocate()
         except Exception as second_error:
-            if out_of_memory(second_error) or type(second_error) is MemoryError:
+            if out_of_memory(second_error):
                 raise full(device, second_error) from second_error
             raise
 
@@ -155,10 +149,12 @@ class NoDeviceMemory(ConvDispatchError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error of OpenCL, CUDA or a stream's caller says that memory is used up."""
+    """Whether an error of OpenCL, CUDA, Python or a stream's caller says that memory is used up."""
     text = str(error)
-    if isinstance(error, CudaError | NoDeviceMemory):
-        return isinstance(error, NoDeviceMemory) or "OUT_OF_MEMORY" in text
+    if type(error) is MemoryError or isinstance(error, NoDeviceMemory):
+        return True
+    if isinstance(error, CudaError):
+        return "OUT_OF_MEMORY" in text
     # Pyopencl also raises MemoryError for a launch that needs more registers than the device has.
     return isinstance(error, cl.MemoryError) and not ("OUT_OF_RESOURCES" in text and "NDRange" in text)
 

@@ -221,9 +221,7 @@ def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: in
         ]
         if sizes[-1] % share:
             lines.append(f"if (a{axes - 1} >= {sizes[-1]}) return;")
-        for axis in range(axes - 2, 0, -1):
-            lines += [f"const long a{axis} = rest % {sizes[axis]};", f"rest /= {sizes[axis]};"]
-        lines.append("const long a0 = rest;")
+        lines += _split(sizes[:-1])
     else:
         lines = [
             f"const long a{axes - 1} = get_global_id(0);",
@@ -237,15 +235,19 @@ def _places(sizes: tuple[int, ...], steps: tuple[tuple[int, ...], ...], wide: in
         if left:
             lines.append(f"if ({' || '.join(left)}) return;")
         if axes > 2:
-            lines.append("long rest = get_global_id(2);")
-        for axis in range(axes - 3, 0, -1):
-            lines += [f"const long a{axis} = rest % {sizes[axis]};", f"rest /= {sizes[axis]};"]
-        if axes > 2:
-            lines.append("const long a0 = rest;")
+            lines += ["long rest = get_global_id(2);", *_split(sizes[:-2])]
     for k, step in enumerate(steps):
         terms = [f"(long)a{axis} * {s}" if s != 1 else f"a{axis}" for axis, s in enumerate(step) if s]
         lines.append(f"const long i{k} = {' + '.join([f'o{k}', *terms])};")
     return lines
+
+
+def _split(sizes: tuple[int, ...]) -> list[str]:
+    """Return the OpenCL lines that take ``rest`` apart into an index of each axis."""
+    lines = []
+    for axis in range(len(sizes) - 1, 0, -1):
+        lines += [f"const long a{axis} = rest % {sizes[axis]};", f"rest /= {sizes[axis]};"]
+    return [*lines, "const long a0 = rest;"]
 
 
 def _vectors(operands: Any, stored: Any, steps: Any, body: Any, flat: bool) -> list[str]:

@@ -32,6 +32,7 @@ OPERATIONS = {
     "max": ("(({a}) != ({a}) || ({a}) > ({b}) ? ({a}) : ({b}))", "-INFINITY", "LONG_MIN"),
     "min": ("(({a}) != ({a}) || ({a}) < ({b}) ? ({a}) : ({b}))", "INFINITY", "LONG_MAX"),
 }
+_COMBINE = "s0 = COMBINE(s0, x0);"
 _GROUP = 256
 _LANES = 16
 _SHARED_SUMS = 32
@@ -47,7 +48,7 @@ class _Form:
     """Everything that shapes a kernel's text."""
 
     operation: str
-    formulas: tuple[Formula, ...]
+    formula: Formula
     free: tuple[int, ...]
     reduced: tuple[int, ...]
     free_steps: tuple[tuple[int, ...], ...]
@@ -56,7 +57,7 @@ class _Form:
     """The operands' names and types."""
     scalars: tuple[str, ...]
     kind: str
-    results: tuple[str, ...]
+    result: str
     scale: float
     lanes_k: int
     lanes_r: int
@@ -71,33 +72,32 @@ class _Form:
 class Reduction:
     """A compiled reduction: one launch, or two launches with partial results between them."""
 
-    def __init__(self, first: Launch, second: Launch | None, partial: int, results: int) -> None:
-        self._first, self._second, self._partial, self._results = first, second, partial, results
+    def __init__(self, first: Launch, second: Launch | None = None, partial: int = 0) -> None:
+        self._first, self._second, self._partial = first, second, partial
 
-    def __call__(self, queue: cl.CommandQueue, arguments: list, targets: list) -> None:
-        """``arguments``: buffer and first element of each operand, then scalars; ``targets``: the same of results."""
+    def __call__(self, queue: cl.CommandQueue, arguments: list, target: tuple) -> None:
+        """``arguments``: buffer and first element of each operand, then scalars; ``target``: the same of the result."""
         if self._second is None:
-            self._first(queue, (*arguments, *targets))
+            self._first(queue, (*arguments, *target))
             return
-        scratch = [runtime.allocate(queue, self._partial) for _ in range(self._results)]
-        between = [value for memory in scratch for value in (memory, 0)]
+        between = (runtime.allocate(queue, self._partial), 0)
         self._first(queue, (*arguments, *between))
-        self._second(queue, (*between, *targets))
+        self._second(queue, (*between, *target))
 
 
 def plan(
     context: cl.Context,
     operation: str,
-    formulas: tuple[Formula, ...],
+    formula: Formula,
     shape: tuple[int, ...],
     axes: tuple[int, ...],
     operands: tuple[Operand, ...],
     scalars: tuple[str, ...],
-    results: tuple[np.dtype, ...],
+    result: np.dtype,
     scale: float,
     integral: bool,
 ) -> Reduction:
-    """Kernels that combine each formula's values over ``axes`` of ``shape`` and multiply the result by ``scale``."""
+    """Kernels that combine a formula's values over ``axes`` of ``shape`` and multiply the result by ``scale``."""
     info = runtime.device_info(context.devices[0])
     gpu = info.type != "cpu"
     groups = [axis in axes for axis in range(len(shape))]
@@ -105,7 +105,7 @@ def plan(
     free = [axis for axis, kind in enumerate(kinds) if not kind]
     reduced = [axis for axis, kind in enumerate(kinds) if kind]
     dtypes = [operand.dtype for operand in operands if operand.read]
-    kind = kind_of(dtypes, integral and all(formula.integral for formula in formulas))
+    kind = kind_of(dtypes, integral and formula.integral)
     k, r = math.prod(sizes[a] for a in free), math.prod(sizes[a] for a in reduced)
     rows = bool(kinds) and bool(kinds[-1])
     lanes_k, lanes_r = _lanes(k, r, rows) if gpu else (1, 1)
@@ -121,7 +121,7 @@ def plan(
         splits, (lanes_k, lanes_r) = 1, _lanes(_SHARED_SUMS, r, rows) if gpu else (1, 1)
     form = _Form(
         operation,
-        formulas,
+        formula,
         tuple(sizes[a] for a in free),
         tuple(sizes[a] for a in reduced),
         tuple(tuple(step[a] for a in free) for step in steps),
@@ -129,7 +129,7 @@ def plan(
         tuple((operand.name, operand.dtype.name) for operand in operands),
         scalars,
         kind,
-        tuple(dtype.name for dtype in results) if splits == 1 else (SCALARS[kind].__name__,) * len(results),
+        result.name if splits == 1 else SCALARS[kind].__name__,
         scale if splits == 1 else 1.0,
         lanes_k,
         lanes_r,
@@ -140,16 +140,14 @@ def plan(
     )
     first_launch = _launch(context, form)
     if splits == 1:
-        return Reduction(first_launch, None, 0, len(results))
-    count = len(results)
+        return Reduction(first_launch)
     lanes_k, lanes_r = _lanes(k, splits, False) if gpu else (1, 1)
     second_form = replace(
-        form, formulas=tuple(parse(f"s{i}") for i in range(count)), free=(k,), reduced=(splits,), scalars=(),
-        free_steps=((1,),) * count, reduced_steps=((k,),) * count, results=tuple(dtype.name for dtype in results),
-        operands=tuple((f"s{i}", SCALARS[kind].__name__) for i in range(count)), scale=scale, lanes_k=lanes_k,
-        lanes_r=lanes_r, splits=1, rows=False, wide=1,
+        form, formula=parse("s0"), free=(k,), reduced=(splits,), scalars=(), free_steps=((1,),), reduced_steps=((k,),),
+        result=result.name, operands=(("s0", SCALARS[kind].__name__),), scale=scale, lanes_k=lanes_k, lanes_r=lanes_r,
+        splits=1, rows=False, wide=1,
     )  # fmt: skip
-    return Reduction(first_launch, _launch(context, second_form), k * splits * np.dtype(SCALARS[kind]).itemsize, count)
+    return Reduction(first_launch, _launch(context, second_form), k * splits * np.dtype(SCALARS[kind]).itemsize)
 
 
 def _lanes(k: int, r: int, rows: bool) -> tuple[int, int]:
@@ -172,55 +170,49 @@ def _launch(context: cl.Context, form: _Form) -> Launch:
         columns = (-(-row_length // wide) * wide, form.splits, k // row_length)
         size, group = ((k, form.splits), (1, 1)) if form.rows else (columns, (wide, 1, 1))
     names = [f"{part}{i}" for i in range(len(form.operands)) for part in "po"] + [f"v_{name}" for name in form.scalars]
-    names += [f"{part}r{i}" for i in range(len(form.results)) for part in "po"]
+    names += ["pr0", "or0"]
     dtypes = [t for _ in form.operands for t in (None, np.int64)]
-    dtypes += [SCALARS[form.kind]] * len(form.scalars)
-    dtypes += [t for _ in form.results for t in (None, np.int64)]
+    dtypes += [*[SCALARS[form.kind]] * len(form.scalars), None, np.int64]
     return Launch(build(context, _source(form)), "reduce_over", size, group, names, names=names, dtypes=dtypes)
 
 
 @functools.lru_cache(maxsize=4096)
 def _source(form: _Form) -> str:
     dtypes = [numpy_dtype(dtype) for _, dtype in form.operands]
-    outs = [numpy_dtype(dtype) for dtype in form.results]
+    out = numpy_dtype(form.result)
     arguments = [f"global const {element(d).storage} *restrict p{i}, const long o{i}" for i, d in enumerate(dtypes)]
     arguments += [f"const {form.kind} v_{name}" for name in form.scalars]
-    arguments += [f"global {element(d).storage} *pr{i}, const long or{i}" for i, d in enumerate(outs)]
+    arguments.append(f"global {element(out).storage} *pr0, const long or0")
     combine, neutral, integer_neutral = OPERATIONS[form.operation]
-    text = prelude([*dtypes, *outs], form.kind)
+    text = prelude([*dtypes, out], form.kind)
     text += f"#define COMBINE(a, b) ({combine.format(a='a', b='b')})\n"
     text += f"#define NEUTRAL (({form.kind}){integer_neutral if form.kind == 'long' else neutral})\n"
     body = _gpu(form) if form.gpu else _cpu_rows(form) if form.rows else _cpu_columns(form)
     items = form.lanes_k * form.lanes_r if form.gpu else 1 if form.rows else _columns(form)
     needs = f"__attribute__((reqd_work_group_size({items}, 1, 1)))\n"
-    comment = "; ".join(f"{form.operation} of {_line(formula.text)}" for formula in form.formulas)
     inner = "\n  ".join(body)
+    comment = f"{form.operation} of {_line(form.formula.text)}"
     return f"// {comment}\n{text}kernel {needs}void reduce_over({', '.join(arguments)}) {{\n  {inner}\n}}\n"
 
 
 def _values(form: _Form, lane: str = "") -> list[str]:
-    """Statements that load operands at ``i<n>`` and compute ``x0``, ``x1``, ...: one value a formula.
-
-    ``lane`` is a component of what was loaded four at once.
-    """
+    """Statements that load operands at ``i<n>`` and compute ``x0``, the formula's value. ``lane`` is a component of
+    what was loaded four at once."""
     lines = []
     for i, (name, dtype) in enumerate(form.operands):
         load = element(numpy_dtype(dtype)).load
         value = _load(i, load, form.reduced_steps[i][-1:] != (0,), lane, form.kind)
         lines.append(f"const {form.kind} v_{name} = {value};")
-    for number, formula in enumerate(form.formulas):
-        statements, result = formula.opencl(form.kind)
-        if statements:
-            lines.append(f"{form.kind} x{number}; {{")
-            lines += [f"{form.kind} v_{name};" for name in formula.assigned]
-            lines += [f"v_{target} = {value};" for target, value in statements]
-            lines.append(f"x{number} = {result}; }}")
-        else:
-            lines.append(f"const {form.kind} x{number} = {result};")
-    return lines
+    statements, result = form.formula.opencl(form.kind)
+    if not statements:
+        return [*lines, f"const {form.kind} x0 = {result};"]
+    lines.append(f"{form.kind} x0; {{")
+    lines += [f"{form.kind} v_{name};" for name in form.formula.assigned]
+    lines += [f"v_{target} = {value};" for target, value in statements]
+    return [*lines, f"x0 = {result}; }}"]
 
 
-def _quads(form: _Form, combine: list[str]) -> list[str]:
+def _quads(form: _Form, combine: str) -> list[str]:
     """Four neighbours at ``i<n>``: loaded at once, computed and combined one by one."""
     lines = []
     for i, (_, dtype) in enumerate(form.operands):
@@ -228,7 +220,7 @@ def _quads(form: _Form, combine: list[str]) -> list[str]:
         if form.reduced_steps[i][-1]:
             lines.append(f"const {kind} w{i} = *(global const {kind} *)(p{i} + i{i});")
     for lane in range(VECTOR):
-        lines += ["{", *("  " + line for line in [*_values(form, f".s{lane}"), *combine]), "}"]
+        lines += ["{", *("  " + line for line in [*_values(form, f".s{lane}"), combine]), "}"]
     return lines
 
 
@@ -249,13 +241,10 @@ def _split(name: str, index: str, sizes: tuple[int, ...], steps: tuple[tuple[int
     return lines
 
 
-def _store(form: _Form, values: list[str], indent: str = "") -> list[str]:
-    lines = []
-    for i, dtype in enumerate(form.results):
-        value = values[i] if form.scale == 1.0 else f"{values[i]} * ({form.kind}){form.scale!r}"
-        where = f"or{i} + k" if form.splits == 1 else f"or{i} + (long)split * {math.prod(form.free)} + k"
-        lines.append(indent + element(numpy_dtype(dtype)).store.format(p=f"pr{i}", i=f"({where})", v=value) + ";")
-    return lines
+def _store(form: _Form, value: str) -> str:
+    value = value if form.scale == 1.0 else f"{value} * ({form.kind}){form.scale!r}"
+    where = "or0 + k" if form.splits == 1 else f"or0 + (long)split * {math.prod(form.free)} + k"
+    return element(numpy_dtype(form.result)).store.format(p="pr0", i=f"({where})", v=value) + ";"
 
 
 def _range(form: _Form) -> list[str]:
@@ -270,15 +259,15 @@ def _range(form: _Form) -> list[str]:
 
 
 def _gpu(form: _Form) -> list[str]:
-    k, items, count = math.prod(form.free), form.lanes_k * form.lanes_r, len(form.formulas)
+    k, items = math.prod(form.free), form.lanes_k * form.lanes_r
     if form.rows:
         share = [f"const int lr = t % {form.lanes_r}, lk = t / {form.lanes_r};"]
     else:
         share = [f"const int lk = t % {form.lanes_k}, lr = t / {form.lanes_k};"]
     lines = ["const int t = get_local_id(0);", *share]
-    lines += [f"local {form.kind} part{i}[{items}];" for i in range(count)]
+    lines.append(f"local {form.kind} part0[{items}];")
     lines.append(f"const long k = get_group_id(0) * {form.lanes_k}L + lk;")
-    lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
+    lines.append(f"{form.kind} s0 = NEUTRAL;")
     lines += _range(form)
     lines.append(f"if (k < {k}) {{")
     lines += ["  " + line for line in _split("kk", "k", form.free, form.free_steps, "b")]
@@ -286,34 +275,30 @@ def _gpu(form: _Form) -> list[str]:
     lines.append(f"for (long r = first + lr; r < last; r += {form.lanes_r}) {{")
     lines += _split("rr", f"r * {form.wide}" if form.wide > 1 else "r", form.reduced, form.reduced_steps, "q")
     lines += [f"const long i{i} = o{i} + b{i} + q{i};" for i in range(len(form.operands))]
-    combine = [f"s{i} = COMBINE(s{i}, x{i});" for i in range(count)]
-    lines += [*(_quads(form, combine) if form.wide > 1 else _values(form) + combine), "}", "}"]
-    lines += [f"part{i}[t] = s{i};" for i in range(count)]
+    lines += _quads(form, _COMBINE) if form.wide > 1 else [*_values(form), _COMBINE]
+    lines += ["}", "}", "part0[t] = s0;"]
     step = 1 if form.rows else form.lanes_k
     lines.append(f"for (int span = {form.lanes_r} / 2; span > 0; span /= 2) {{")
     lines.append("  barrier(CLK_LOCAL_MEM_FENCE);")
     lines.append("  if (lr < span) {")
-    lines += [f"    part{i}[t] = COMBINE(part{i}[t], part{i}[t + span * {step}]);" for i in range(count)]
-    lines += ["  }", "}", f"if (lr == 0 && k < {k}) {{"]
-    lines += _store(form, [f"part{i}[t]" for i in range(count)], "  ")
-    return [*lines, "}"]
+    lines.append(f"    part0[t] = COMBINE(part0[t], part0[t + span * {step}]);")
+    return [*lines, "  }", "}", f"if (lr == 0 && k < {k}) {{", "  " + _store(form, "part0[t]"), "}"]
 
 
 def _cpu_columns(form: _Form) -> list[str]:
-    count = len(form.formulas)
     row_length, wide = form.free[-1] if form.free else 1, _columns(form)
     # The last work group ends at the last column, and stores no column that the group before it also computes.
     lines = [f"const long begin = get_group_id(0) * {wide}L, a = min(begin, {row_length - wide}L) + get_local_id(0);"]
     lines += [f"const long outer = get_global_id(2), k = outer * {row_length} + a;", "const bool own = a >= begin;"]
-    lines += [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
+    lines.append(f"{form.kind} s0 = NEUTRAL;")
     lines += _range(form) + _split("kk", "outer", form.free[:-1], tuple(s[:-1] for s in form.free_steps), "c")
     steps = [step[-1] if step else 0 for step in form.free_steps]
     lines += [f"const long b{i} = c{i} + a * {step};" for i, step in enumerate(steps)]
     lines.append("for (long r = first; r < last; ++r) {")
     lines += _split("rr", "r", form.reduced, form.reduced_steps, "q")
     lines += [f"const long i{i} = o{i} + b{i} + q{i};" for i in range(len(form.operands))]
-    lines += _values(form) + [f"s{i} = COMBINE(s{i}, x{i});" for i in range(count)] + ["}"]
-    return [*lines, "if (own) {", *_store(form, [f"s{i}" for i in range(count)], "  "), "}"]
+    lines += [*_values(form), _COMBINE, "}"]
+    return [*lines, "if (own) {", "  " + _store(form, "s0"), "}"]
 
 
 def _columns(form: _Form) -> int:
@@ -325,8 +310,8 @@ def _columns(form: _Form) -> int:
 
 def _cpu_rows(form: _Form) -> list[str]:
     """Whole rows of the last axis where a split holds some, pieces of a row at its ends; lanes within a row."""
-    count, row_length = len(form.formulas), form.reduced[-1]
-    lines = ["const long k = get_global_id(0);"] + [f"{form.kind} s{i} = NEUTRAL;" for i in range(count)]
+    row_length = form.reduced[-1]
+    lines = ["const long k = get_global_id(0);", f"{form.kind} s0 = NEUTRAL;"]
     lines += _range(form) + _split("kk", "k", form.free, form.free_steps, "b")
     lines.append("for (long r = first; r < last;) {")
     lines.append(
@@ -335,19 +320,15 @@ def _cpu_rows(form: _Form) -> list[str]:
     )
     lines += _split("rr", "row", form.reduced[:-1], tuple(step[:-1] for step in form.reduced_steps), "q")
     steps = [step[-1] for step in form.reduced_steps]
-    lines += [f"{form.kind} a{i}[{_LANES}];" for i in range(count)]
-    lines.append(f"for (int l = 0; l < {_LANES}; ++l) {{ {' '.join(f'a{i}[l] = NEUTRAL;' for i in range(count))} }}")
+    lines += [f"{form.kind} a0[{_LANES}];", f"for (int l = 0; l < {_LANES}; ++l) {{ a0[l] = NEUTRAL; }}"]
     lines.append("long j = start;")
     index_lines = [f"const long i{i} = o{i} + b{i} + q{i} + (j + l) * {steps[i]};" for i in range(len(form.operands))]
-    body = index_lines + _values(form) + [f"a{i}[l] = COMBINE(a{i}[l], x{i});" for i in range(count)]
+    body = [*index_lines, *_values(form), "a0[l] = COMBINE(a0[l], x0);"]
     # These 16 lanes are a vector only if they are not unrolled: unrolled, they take two to three times longer.
     vector = f"#pragma clang loop vectorize_width({_LANES}) unroll(disable)"
     lines += [f"for (; j + {_LANES} <= stop; j += {_LANES}) {{", vector, f"for (int l = 0; l < {_LANES}; ++l) {{"]
     lines += [*body, "} }"]
     lines += ["for (int l = 0; j + l < stop; ++l) {", *body, "}"]
-    halve = " ".join(f"a{i}[l] = COMBINE(a{i}[l], a{i}[l + span]);" for i in range(count))
     lines.append(f"for (int span = {_LANES} / 2; span > 0; span /= 2)")
-    lines.append(f"  for (int l = 0; l < span; ++l) {{ {halve} }}")
-    lines += [f"s{i} = COMBINE(s{i}, a{i}[0]);" for i in range(count)]
-    lines += ["r += stop - start;", "}"]
-    return lines + _store(form, [f"s{i}" for i in range(count)])
+    lines.append("  for (int l = 0; l < span; ++l) { a0[l] = COMBINE(a0[l], a0[l + span]); }")
+    return [*lines, "s0 = COMBINE(s0, a0[0]);", "r += stop - start;", "}", _store(form, "s0")]

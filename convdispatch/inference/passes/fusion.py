@@ -7,7 +7,6 @@ left are put together. Each pass touches a convolution only where nobody else re
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...device.runtime import device_info
-from ...device.tracing import bound
+from ...device.tracing import named_arguments
 from ...elementwise.tensor import Tensor
 from ...nn import functional
 from ..graph import Graph, Node, Ref, Value
@@ -53,15 +52,9 @@ def fuse(graph: Graph, is_rounded: bool = False) -> Graph:
 
 def _name_arguments(node: Node) -> None:
     """Bind positional operands to their names, so that passes look at names alone."""
-    bound_arguments = bound(node.function, node.args, node.kwargs)
-    kinds = {name: parameter.kind for name, parameter in bound_arguments.signature.parameters.items()}
-    named = {}
-    for name, value in bound_arguments.arguments.items():
-        # Variadic positional arguments have no names.
-        if kinds[name] is inspect.Parameter.VAR_POSITIONAL:
-            return
-        named |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
-    node.args, node.kwargs = (), named
+    named = named_arguments(node.function, node.args, node.kwargs)
+    if named is not None:
+        node.args, node.kwargs = (), named
 
 
 def _fuse_one(graph: Graph, node: Node, uses: dict[Value, int], rules: tuple[Rule, ...]) -> bool:

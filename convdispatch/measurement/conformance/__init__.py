@@ -1,7 +1,7 @@
 """The kit that a vendor runs against its plugin: every case must be refused with a reason, or computed right.
 
-``convdispatch verify PLUGIN`` and ``pytest --pyargs convdispatch.conformance --plugin NAME`` run the same cases through
-the same checks. A new check goes to ``checks``, a new case to the lists of ``levels`` or to ``space``.
+``convdispatch verify PLUGIN`` runs it. A new check goes to ``checks``, a new case to the lists of ``levels`` or to
+``space``.
 
 - ``verify``: verifies a plugin on a device and makes the report.
 - ``session``: runs cases through a plugin's solvers in this process.
@@ -16,6 +16,4 @@ the same checks. A new check goes to ``checks``, a new case to the lists of ``le
 - ``memory``: operands, output and workspace between guard zones.
 - ``errata``: tries errata again.
 - ``outcome``: the outcome of a case, and the report as JSON.
-- ``test_plugin``: the kit as a pytest module.
-- ``pytest_options``: pytest's options for it.
 """

@@ -1,4 +1,4 @@
-"""Runs cases through a plugin's solvers in this process, for the command, its workers and pytest."""
+"""Runs cases through a plugin's solvers in this process, for the command and its workers."""
 
 from __future__ import annotations
 

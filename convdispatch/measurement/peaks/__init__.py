@@ -37,29 +37,30 @@ COPY_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Peak:
-    """One measured ceiling, in operations or bytes per second; ``how`` names the kernel."""
+    """One measured ceiling: ``rate`` operations or bytes per second, of ``count`` samples of the kernel ``how``.
+
+    ``spread`` is the ratio of slow to quick samples, at the 80th and the 20th percentile; ``cores`` the processors that
+    this process had meanwhile, its processor seconds per second; ``single`` the quickest of a few single runs over the
+    samples' median, both in time per run.
+    """
 
     rate: float
     how: str
     count: int = 0
-    """The number of samples from which the ceiling was computed."""
     spread: float = 1.0
-    """The ratio of slow to quick samples, at the 80th and the 20th percentile."""
     cores: float = 0.0
-    """The processors that this process had during the measurement: its processor seconds per second."""
     single: float = 1.0
-    """The quickest of a few single runs over the samples' median, both in time per run."""
 
 
 @dataclass(frozen=True)
 class Roof:
-    """The ceilings that bound one dtype on one device."""
+    """The ceilings that bound one dtype on one device; ``matrix`` is that of its matrix units, if OpenCL exposes them
+    and a kernel of this module reached them."""
 
     dtype: str
     flops: Peak
     bandwidth: Peak
     matrix: Peak | None = None
-    """The ceiling of the device's matrix units, if OpenCL exposes them and a kernel of this module reached them."""
 
 
 def measure_roof(device: cl.Device, dtype: str, matrix: bool = True) -> Roof:

@@ -29,64 +29,39 @@ _WIDEST = 1 << 14
 
 
 @operation
-def max_pool(
-    x: Tensor,
-    kernel: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    *,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    layout: str = "nchw",
-) -> Tensor:
+def max_pool(x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, **options: Any) -> Tensor:
     """The largest value of each window; the gradient goes to the first of equal ones. NaN counts as largest.
 
-    ``stride`` is the kernel's size when None. With ``ceil_mode`` a last window that begins inside the input (or its
-    near padding) but ends beyond it is kept. Shapes and options mean what PyTorch's MaxPool2d says; besides,
-    ``padding`` may be a (near, far) pair an axis, each smaller than the window.
+    ``stride`` is the kernel's size when None; ``options`` are ``dilation`` (1), ``ceil_mode`` (False), with which a
+    last window that begins inside the input (or its near padding) but ends beyond it is kept, and ``layout``
+    ("nchw"). Shapes and options mean what PyTorch's MaxPool2d says; besides, ``padding`` may be a (near, far) pair an
+    axis, each smaller than the window.
 
     Raises InvalidArgument for padding above half the kernel where it is no pair, or windows that do not fit.
     """
-    return _pool("max", x, windows_of(x, layout, kernel, stride, padding, dilation, ceil_mode), layout)
+    return _pool("max", x, windows_of(x, kernel, stride, padding, **options), options)
 
 
 @operation
 def avg_pool(
-    x: Tensor,
-    kernel: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    *,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    layout: str = "nchw",
+    x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, *, count_include_pad: bool = True, **options: Any
 ) -> Tensor:
     """The mean of each window, over the padding's zeros too unless ``count_include_pad`` is False; else as max_pool."""
-    windows = windows_of(x, layout, kernel, stride, padding, dilation, ceil_mode)
-    return _pool("average", x, {**windows, "count_pad": int(count_include_pad)}, layout)
+    windows = windows_of(x, kernel, stride, padding, **options)
+    return _pool("average", x, {**windows, "count_pad": int(count_include_pad)}, options)
 
 
 @operation
-def lp_pool(
-    x: Tensor,
-    kernel: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    *,
-    p: float = 2,
-    layout: str = "nchw",
-    **options: Any,
-) -> Tensor:
+def lp_pool(x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, *, p: float = 2, **options: Any) -> Tensor:
     """``(sum of |x|**p over each window) ** (1 / p)``; ``options`` are max_pool's.
 
     Raises InvalidArgument for a p not above 0.
     """
     if not p > 0:
         raise InvalidArgument(f"a norm's p must be above 0, got {p}")
-    windows = windows_of(x, layout, kernel, stride, padding, **options)
+    windows = windows_of(x, kernel, stride, padding, **options)
     powers = apply("square(x)" if p == 2 else f"abs(x) ** {float(p)}", x=x)
-    sums = _pool("sum", powers, {**windows, "count_pad": 0}, layout)
+    sums = _pool("sum", powers, {**windows, "count_pad": 0}, options)
     return apply("sqrt(s)" if p == 2 else f"s ** {1 / p}", s=sums)
 
 
@@ -100,7 +75,7 @@ def adaptive_avg_pool(x: Tensor, size: Any, *, layout: str = "nchw") -> Tensor:
         return pooled.reshape(shape)
     _, _, h, w = _sizes(x, layout)
     windows = {"ih": h, "iw": w, "oh": size[0], "ow": size[1], "adaptive": 1, "count_pad": 0}
-    return _pool("average", x, windows, layout)
+    return _pool("average", x, windows, {"layout": layout})
 
 
 @operation
@@ -129,7 +104,14 @@ def _sizes(x: Tensor, layout: str) -> tuple[int, int, int, int]:
 
 
 def windows_of(
-    x: Tensor, layout: str, kernel: Any, stride: Any, padding: Any, dilation: Any = 1, ceil_mode: bool = False
+    x: Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    *,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    layout: str = "nchw",
 ) -> dict[str, int]:
     _, _, *sizes = _sizes(x, layout)
     kernel = per_axis("kernel", kernel, 2, least=1)
@@ -170,8 +152,8 @@ def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> l
     return pairs
 
 
-def _pool(kind: str, x: Tensor, values: dict[str, int], layout: str) -> Tensor:
-    tape = current_tape()
+def _pool(kind: str, x: Tensor, values: dict[str, int], options: dict[str, Any]) -> Tensor:
+    tape, layout = current_tape(), options.get("layout", "nchw")
     watched = tape is not None and tape.tracks(x)
     y, maximum_indices, key = pooled(kind, x, values, layout, gradients=watched, notes=watched and kind == "max")
     if watched and y.size:
@@ -311,7 +293,7 @@ def max_pool_with_places(
 
     With ``column_major`` the pixels of a picture are numbered down its columns. Raises InvalidArgument as max_pool.
     """
-    values = windows_of(x, "nchw", kernel, stride, padding, **options)
+    values = windows_of(x, kernel, stride, padding, **options)
     mb, channels, h, w = x.shape
     y, notes, _ = pooled("max", x, values, "nchw", gradients=True, notes=True)
     shape = y.shape

@@ -31,19 +31,19 @@ UNKNOWN_ITEMS = 256
 
 @dataclass(frozen=True)
 class Kernel:
-    """The resources that one work item or work group of a compiled kernel uses."""
+    """What a compiled kernel uses: registers of a work item (on Intel of a hardware thread), bytes of ``scratch``
+    memory of a work item for spilled registers and arrays, bytes of ``local`` memory of a work group.
+
+    ``items`` are the work items of a work group, 0 where the kernel does not fix them, ``occupancy`` the resident
+    waves, warps or hardware threads over the most that a compute unit holds.
+    """
 
     name: str
     registers: int
-    """Registers of a work item; of a hardware thread on Intel."""
     scratch: int
-    """Bytes of memory of a work item for spilled registers and arrays."""
     local: int
-    """Bytes of local memory of a work group."""
     items: int
-    """Work items of a work group; 0 where the kernel does not fix them."""
     occupancy: float
-    """Resident waves, warps or hardware threads over the most that a compute unit holds."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,14 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Unit:
-    """The resources of a compute unit, which work groups share."""
+    """The resources of a compute unit, which work groups share: the most resident warps or hardware ``threads``, bytes
+    of local memory, those that a work group may have of them, work items of a warp, 32-bit registers."""
 
     threads: int
-    """Warps or hardware threads that are resident at most."""
     local: int
-    """Bytes of local memory."""
     group_local: int
-    """Bytes of local memory that a work group may have."""
     lanes: int = 32
-    """Work items of a warp."""
     registers: int = 1 << 16
-    """32-bit registers."""
 
     def occupancy(self, items: int, local: int, registers: int = 0) -> float:
         """The share of the threads that work groups of so many items fill."""

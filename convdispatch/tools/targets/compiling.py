@@ -49,26 +49,26 @@ _VARIATIONS = [
 
 @dataclass
 class Row:
-    """What a solver's kernels use on a target."""
+    """What a solver's kernels use on a target.
+
+    ``texts`` counts the distinct texts of the problems' kernels, ``compiled`` those that were compiled or failed to,
+    ``structures`` the texts that differ in more than their numbers, ``reached`` the structures of which a text was
+    compiled. ``refused`` is the reason of the first refusal; ``errors`` say by problem what the compiler or the
+    planning said, or the limit that a kernel exceeds; ``worst`` is the kernel with most scratch memory, without any
+    the one of least occupancy, after its problem.
+    """
 
     target: str
     solver: str
     problems: int = 0
     texts: int = 0
-    """Distinct texts of the problems' kernels."""
     compiled: int = 0
-    """Texts that were compiled, or failed to."""
     structures: int = 0
-    """Texts that differ in more than their numbers."""
     reached: int = 0
-    """Structures of which a text was compiled."""
     refused: str | None = None
-    """The reason of the first refusal."""
     kernels: list[Kernel] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
-    """By problem: what the compiler or the planning said, or the limit that a kernel exceeds."""
     worst: tuple[str, Kernel] | None = None
-    """The kernel with most scratch memory and its problem; without scratch memory, the one of least occupancy."""
 
 
 class Text(NamedTuple):

@@ -111,7 +111,7 @@ def _reduced(kind: str, operator: Any) -> Any:
             return _on_host(operator, x, dim, keepdim, dtype=dtype, out=out)
         axes = tuple(range(x.ndim)) if not dim else tuple(axis % x.ndim for axis in dim)
         target = seen(out)
-        _, (result,) = combine(kind, "x", {"x": seen(x)}, axes, keepdim, target.dtype)
+        _, result = combine(kind, "x", {"x": seen(x)}, axes, keepdim, target.dtype)
         compute("x", {"x": result}, out=target)
         return out
 

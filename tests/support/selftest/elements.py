@@ -59,9 +59,10 @@ def reduction(bench: Bench, width: int, operation: str, shape: str, dtype: str) 
     right = getattr(np, operation)(wide, axis=tuple(over))
     yield operation, reduce(operation, "x", tuple(over), x=bench.put(x)).numpy(), right
     if operation == "sum":
-        pair = reduce("sum", ("x * y", "square(x - 1)"), tuple(over), x=bench.put(x), y=bench.put(y))
-        yield "sum of products", pair[0].numpy(), (wide * y.astype(np.float64)).sum(tuple(over))
-        yield "sum of squares", pair[1].numpy(), ((wide - 1) ** 2).sum(tuple(over))
+        products = reduce("sum", "x * y", tuple(over), x=bench.put(x), y=bench.put(y))
+        yield "sum of products", products.numpy(), (wide * y.astype(np.float64)).sum(tuple(over))
+        squares = reduce("sum", "square(x - 1)", tuple(over), x=bench.put(x))
+        yield "sum of squares", squares.numpy(), ((wide - 1) ** 2).sum(tuple(over))
         part = bench.put(x)[(slice(None),) * (len(sizes) - 1) + (slice(width % 3 if width > 3 else 0, None),)]
         cut = wide[..., width % 3 if width > 3 else 0 :]
         yield "sum of a view", reduce("sum", "x", tuple(over), x=part).numpy(), cut.sum(tuple(over))
