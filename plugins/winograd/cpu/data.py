@@ -40,7 +40,7 @@ def square_elements(case: Case) -> int:
 
 
 class DataKernel(Kernel):
-    """The forward convolution or data gradient in the form ``fused``: a kernel transforms, multiplies, transforms back."""
+    """The forward convolution or data gradient in the form ``fused``: transforms and products in one kernel."""
 
     def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
         super().__init__(case, config)
