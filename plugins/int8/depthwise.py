@@ -22,11 +22,7 @@ from convdispatch.api import (
 )
 from convdispatch.api.cpu import registers, uneven
 
-from . import serves_vectors
-from .instructions import byte_finish
 from .packed_kernel import LAUNCH_COST, ONCE, depthwise_refusal, run_arguments
-from .probe import require
-from .vectors import PROBED, VectorsKernel
 
 MAX_TAPS = (1 << 24) // (255 * 128)
 """Most taps whose sum of 8-bit products is exact in float32."""
@@ -46,10 +42,6 @@ class Depthwise(Solver):
         reason = depthwise_refusal(problem)
         if reason:
             return reason
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
-        if problem.layout != "nhwc":
-            return f"channels last only, got {problem.layout}"
         if problem.oc < 16:
             return f"16 channels or more, got {problem.oc}"
         taps = problem.kd * problem.kh * problem.kw
@@ -67,10 +59,9 @@ class Depthwise(Solver):
             reads = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
             return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * reads) + EPILOGUE_PRODUCTS * columns)
 
-        finish = p.out_itemsize == 1 and serves_vectors(device) is None
         best = min(range(1, min(max_columns, p.ow) + 1), key=lambda columns: (row_cost(columns), columns))
         for columns in dict.fromkeys((best, min(max_columns, p.ow), max(1, best // 2))):
-            yield {"columns": columns, "rows": min(rows, p.od * p.oh), "finish": finish}
+            yield {"columns": columns, "rows": min(rows, p.od * p.oh)}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         peaks, elements = rates(device), math.prod(problem.y_shape)
@@ -89,14 +80,7 @@ class Depthwise(Solver):
         blocks = -(-problem.oc // 16)
         text = problem.macros() + ONCE
         text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)
-        finish = bool(config["finish"])
-        if finish:
-            require(context, "int8.vnni", VectorsKernel, PROBED)
-        text += define(FINISH=int(finish)) + kernel_text(__package__, "put.cl")
-        if finish:
-            text += byte_finish("finish", problem.out_dtype if problem.residual else None, 1)
-            text += kernel_text(__package__, "finish.cl")
-        text += kernel_text(__package__, "depthwise.cl")
+        text += kernel_text(__package__, "put.cl") + kernel_text(__package__, "depthwise.cl")
         program = build(context, text)
         items = (-(-problem.od * problem.oh // config["rows"]), problem.mb, 1)
         run = Launch(program, "conv", items, (1, 1, 1), run_arguments(problem), names=OPERANDS)

@@ -31,9 +31,11 @@ LAUNCH_COST = 3e5  # operations in the time of one kernel launch
 
 
 def depthwise_refusal(problem: ConvProblem) -> str | None:
-    """The reason to refuse groups of several channels or an empty batch; otherwise None."""
+    """The reason to refuse groups of several channels, channels first or an empty batch; otherwise None."""
     if not problem.depthwise or problem.oc != problem.ic:
         return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
+    if problem.layout != "nhwc":
+        return f"channels last only, got {problem.layout}"
     return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
 

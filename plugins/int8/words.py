@@ -51,8 +51,6 @@ class Words(Solver):
         reason = depthwise_refusal(problem)
         if reason:
             return reason
-        if problem.layout != "nhwc":
-            return f"channels last only, got {problem.layout}"
         if problem.oc % 4:
             return f"channels in multiples of 4, got {problem.oc}"
         taps = problem.kd * problem.kh * problem.kw
