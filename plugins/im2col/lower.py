@@ -134,5 +134,3 @@ COLUMN_RUN_OPS = 1000.0
 CONVERTED_OPS = 45.0
 """Operations at peak rate per element that is converted between 16 bits and float32: 0.11 to 0.16 ms per
 million on two cores of a Xeon."""
-FOLLOWING_LAUNCH_OPS = 3e6
-"""Operations at peak rate that a product's launch saves when it follows another launch directly."""
