@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,8 +29,8 @@ from convdispatch.api import (
 from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
-from .convert import Converter
-from .lower import CONVERTED_OPS, Lowering
+from .convert import WideCopies
+from .lower import Lowering
 from .window import PatchWindow
 
 
@@ -98,16 +97,12 @@ class WeightsProduct:
             counts[self.spec(count, True)] += times - (count == self.chunks.largest)
         return +counts
 
-    def areas(self) -> tuple[int, int, int, int]:
-        """Byte offsets of scratch memory, float32 dy and float32 dw, and the workspace's size."""
+    def areas(self) -> tuple[int, WideCopies, int]:
+        """(byte offset of scratch memory, copies of dy and dw, bytes of the workspace)."""
         areas = Areas()
         areas.add(max(self.lowering.size(count) for count in self.chunks.sizes))
         scratch = areas.add(max(gemm_workspace(spec, self.gemm_for(spec)) for spec in self._specs()))
-        wide_y = wide_w = areas.size
-        if self.widened:
-            wide_y = areas.add(4 * math.prod(self.problem.y_shape))
-            wide_w = areas.add(4 * math.prod(self.problem.w_shape))
-        return scratch, wide_y, wide_w, areas.size
+        return scratch, WideCopies(self.problem, self.cpu, areas), areas.size
 
     def gemm_for(self, spec: GemmSpec) -> dict[str, Any]:
         """The product's configuration for one chunk: a chunk shorter than the first is not split further."""
@@ -122,22 +117,14 @@ class WeightsProduct:
 
     def cost(self, balance: Balance) -> float:
         """Return the predicted time on a CPU, in operations at the device's peak rate."""
-        launch = LAUNCH * balance.launch
         total = sum(times * gemm_cost(spec, self.gemm_for(spec), balance) for spec, times in self._specs().items())
         total += self.lowering.cost(self.chunks, balance)
-        if self.widened:
-            total += 2 * launch + CONVERTED_OPS * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
-        return total
+        return total + self.areas()[1].cost(LAUNCH * balance.launch)
 
     def plan(self, context: Any) -> StepPlan:
-        window, problem = self.window, self.problem
-        scratch, wide_y, wide_w, workspace_size = self.areas()
-        gradient, gradient_offset, result, result_offset = "y", 0, "w", 0
-        steps: list[Any] = []
-        convert = Converter(context, problem.dtype, self.cpu)
-        if self.widened:
-            gradient, gradient_offset, result, result_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
-            steps.append(convert.to_float32("y", wide_y, math.prod(problem.y_shape)))
+        window, (scratch, copies, workspace_size) = self.window, self.areas()
+        (gradient, gradient_offset), (result, result_offset) = copies.place("y"), copies.place("w")
+        steps: list[Any] = copies.read(context, "y")
         lowerings = self.lowering.launches(context, self.cpu, "x", self.chunks)
         plans: dict[GemmSpec, GemmPlan] = {}
         for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
@@ -146,6 +133,4 @@ class WeightsProduct:
                 plans[spec] = GemmPlan(context, spec, self.gemm_for(spec))
             offsets = (gradient_offset + window.offset(window.targets, start), 0, result_offset)
             steps += [lowering, Product(plans[spec], gradient, "workspace", result, *offsets, scratch)]
-        if self.widened:
-            steps.append(convert.from_float32("w", wide_w, math.prod(problem.w_shape), problem.accumulate))
-        return StepPlan(workspace_size, steps)
+        return StepPlan(workspace_size, [*steps, *copies.write(context, "w")])

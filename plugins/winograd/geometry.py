@@ -25,6 +25,22 @@ from .transforms import Matrix, Transform, in_range, transform
 Pair = tuple[int, int]
 
 
+def unsuited(problem: ConvProblem, r: int) -> str | None:
+    """Return the reason why a problem cannot be cut into tiles for kernels of r taps; None when it can."""
+    if problem.mb < 1:
+        return f"1 image or more, got {problem.mb}"
+    if problem.ndim > 2:
+        return f"1-D and 2-D only, got {problem.ndim}-D"
+    kernel = (problem.kh, problem.kw)
+    if r not in kernel or set(kernel) - {1, r}:
+        return f"{r}x{r}, {r}x1 or 1x{r} only, got {kernel[0]}x{kernel[1]}"
+    if (problem.sh, problem.sw) != (1, 1):
+        return f"stride 1 only, got {problem.sh}x{problem.sw}"
+    if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
+        return f"dilation 1 only, got {problem.dh}x{problem.dw}"
+    return None
+
+
 @dataclass(unsafe_hash=True)
 class TileGeometry:
     """One problem cut into tiles of ``m`` along each axis on which the kernel has more than one tap."""

@@ -10,6 +10,7 @@ from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver, rates
 from convdispatch.api.activations import ACTIVATIONS, parse_activation
 from convdispatch.api.cpu import lanes, registers
 
+from ..geometry import unsuited
 from .case import Case, summed
 from .choice import Pace, configs, kernel, predicted
 
@@ -26,17 +27,9 @@ class Winograd(Solver):
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if problem.ndim > 2:
-            return f"1-D and 2-D only, got {problem.ndim}-D"
-        kernel = (problem.kh, problem.kw)
-        if self.r not in kernel or set(kernel) - {1, self.r}:
-            return f"{self.r}x{self.r}, {self.r}x1 or 1x{self.r} only, got {kernel[0]}x{kernel[1]}"
-        if (problem.sh, problem.sw) != (1, 1):
-            return f"stride 1 only, got {problem.sh}x{problem.sw}"
-        if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
-            return f"dilation 1 only, got {problem.dh}x{problem.dw}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
+        reason = unsuited(problem, self.r)
+        if reason:
+            return reason
         channels = min(problem.ic, problem.oc) // problem.g
         if channels < MIN_CHANNELS:
             return f"{MIN_CHANNELS} channels a group or more, got {channels}"

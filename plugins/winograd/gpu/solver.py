@@ -20,10 +20,12 @@ from convdispatch.api import (
     kernel_text,
 )
 
-from ..geometry import TileGeometry
+from ..geometry import TileGeometry, unsuited
 from .choice import choices, refusal, seconds
 from .work import Data, Filter, Printer, Work
 
+MIN_CHANNELS = 16
+"""Least channels per group: with fewer the transforms cost more than the products that they save."""
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
 
@@ -33,42 +35,24 @@ class Tiles(Solver):
     Forward and data gradient, stride 1, 1-D and 2-D, groups, any padding, every dtype.
     """
 
-    min_channels = 16
-    """Least channels per group: with fewer the transforms cost more than the products that they save."""
-
     def __init__(self, m: int, r: int) -> None:
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject CPUs, problems beyond ``limits``, and groups of few channels."""
+        """Reject CPUs, the weights' gradient, what tiles and their error do not admit, and groups of few channels."""
         if device.type == "cpu":
             return "GPUs and accelerators only, got a CPU"
-        reason = self.limits(problem, device)
-        if reason:
-            return reason
-        channels = min(problem.ic, problem.oc) // problem.g
-        if channels < self.min_channels:
-            return f"{self.min_channels} or more channels a group, got {channels}"
-        return None
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Why the kernels cannot compute the problem."""
         if problem.direction == "bwd_weights":
             return "forward and bwd_data only, got bwd_weights"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        if problem.ndim > 2:
-            return f"1-D and 2-D only, got {problem.ndim}-D"
+        reason = unsuited(problem, self.r)
+        if reason:
+            return reason
         pixels = max(problem.ih * problem.iw, problem.oh * problem.ow)
         if pixels >= 1 << 31:
             return f"images of less than 2**31 places, got {pixels}"
-        kernel = (problem.kh, problem.kw)
-        if self.r not in kernel or set(kernel) - {1, self.r}:
-            return f"{self.r} taps along one axis or both, 1 along the other, got {kernel[0]}x{kernel[1]}"
-        if (problem.sh, problem.sw) != (1, 1):
-            return f"stride 1 only, got {problem.sh}x{problem.sw}"
-        if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
-            return f"dilation 1 only, got {problem.dh}x{problem.dw}"
+        channels = min(problem.ic, problem.oc) // problem.g
+        if channels < MIN_CHANNELS:
+            return f"{MIN_CHANNELS} or more channels a group, got {channels}"
         reason = refusal(TileGeometry(problem, self.m))
         if reason is None and next(choices(TileGeometry(problem, self.m), device), None) is None:
             reason = f"the product's smallest tile needs more than {device.local_mem_size} bytes of local memory"
