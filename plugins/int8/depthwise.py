@@ -6,23 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from convdispatch.api import (
-    OPERANDS,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    Solver,
-    StepPlan,
-    build,
-    define,
-    kernel_text,
-    rates,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, build, define, kernel_text, rates
 from convdispatch.api.cpu import registers, uneven
 
-from .packed_kernel import LAUNCH_COST, ONCE, depthwise_refusal, run_arguments
+from .packed_kernel import LAUNCH_COST, ONCE, DepthwiseSolver, depthwise_refusal
 
 MAX_TAPS = (1 << 24) // (255 * 128)
 """Most taps whose sum of 8-bit products is exact in float32."""
@@ -35,8 +22,10 @@ EPILOGUE_PRODUCTS = 10
 """Cost of the epilogue of a vector of sums, in products of vectors."""
 
 
-class Depthwise(Solver):
+class Depthwise(DepthwiseSolver):
     """Depthwise quantized convolutions in NHWC."""
+
+    channels = 16
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         reason = depthwise_refusal(problem)
@@ -69,22 +58,12 @@ class Depthwise(Solver):
         operations = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
         return peaks.launch + (LAUNCH_COST + operations) / peaks.flops
 
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        return 0 if problem.constant_weights else self._packed_size(problem)
-
-    @staticmethod
-    def _packed_size(problem: ConvProblem) -> int:
-        return -(-problem.oc // 16) * problem.kd * problem.kh * problem.kw * 64
-
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         blocks = -(-problem.oc // 16)
         text = problem.macros() + ONCE
         text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)
         text += kernel_text(__package__, "put.cl") + kernel_text(__package__, "depthwise.cl")
-        program = build(context, text)
         items = (-(-problem.od * problem.oh // config["rows"]), problem.mb, 1)
-        run = Launch(program, "conv", items, (1, 1, 1), run_arguments(problem), names=OPERANDS)
         pack_items = (blocks, problem.kd * problem.kh * problem.kw, 16)
-        pack = Launch(program, "pack", pack_items, (1, 1, 16), ["w", "workspace", np.int64(0)], names=OPERANDS)
-        size, key, once = self._packed_size(problem), ["int8.depthwise", *problem.w_shape], problem.constant_weights
-        return StepPlan.packing(once, 0 if once else size, [pack], [run], size, key)
+        run, pack = (items, (1, 1, 1)), (pack_items, (1, 1, 16))
+        return self.launches(problem, build(context, text), run, pack)

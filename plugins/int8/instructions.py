@@ -37,8 +37,8 @@ def byte_finish(name: str, residual: str | None) -> str:
     """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: converts ``sums[count][32]`` to bytes of y.
 
     The channels of position i that the masks select are stored at ``y + to[i]``, unless ``to[i]`` is negative; a
-    residual (``"int8"`` or ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32] and the words
-    of ``finish.cl``. The quotient by y's scale is exact: a product with the reciprocal, corrected by its error
+    residual (``"int8"`` or ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32] and what
+    ``finish.cl`` writes. The quotient by y's scale is exact: a product with the reciprocal, corrected by its error
     (Markstein's step).
     """
     offsets = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
