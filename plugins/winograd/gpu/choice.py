@@ -9,7 +9,7 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, gemm_configs, rates
 
-from ..geometry import TileGeometry
+from ..geometry import ERROR_RATES, TileGeometry
 from .work import Work
 
 MAX_TILES = 4
@@ -85,21 +85,8 @@ def seconds(geometry: TileGeometry, config: Mapping[str, Any], device: DeviceInf
     return work.pieces * product + _traffic(work) / bandwidth + (work.pieces * 3 + 1) * peaks.launch
 
 
-# Relative error of F(m, r) over the square root of the number n of products summed: (kernels along both axes, kernels
-# along one axis). Measured in float32 on normal data with n from 64 to 1024 (docs/results/accuracy.md); from n = 16 on
-# a tile's own rounding error is smaller.
-_RATE = {
-    (2, 3): (3.2e-8, 2.6e-8),
-    (4, 3): (9.5e-8, 4.3e-8),
-    (5, 3): (2.0e-7, 6.2e-8),
-    (6, 3): (4.1e-7, 9.1e-8),
-    (2, 5): (1.1e-7, 4.6e-8),
-    (4, 5): (3.8e-7, 8.9e-8),
-    (2, 7): (4.9e-7, 1.0e-7),
-    (4, 7): (2.2e-6, 2.2e-7),
-}
-TILES = tuple(_RATE)
-"""Tile sizes and kernel sizes whose error is known."""
+TILES = tuple(tile for tile in ERROR_RATES if tile != (7, 3))
+"""Tile sizes and kernel sizes that have a solver; F(7, 3) needs short sums."""
 MAX_ERROR = 1e-5
 """Relative error that math "float32" allows."""
 EXPECTED_SHARE = 0.7
@@ -109,7 +96,7 @@ times the error."""
 
 def _rate(geometry: TileGeometry) -> float:
     r = max(geometry.taps)
-    return _RATE[geometry.m, r][0 if min(geometry.taps) > 1 else 1]
+    return ERROR_RATES[geometry.m, r][0 if min(geometry.taps) > 1 else 1]
 
 
 def expected(geometry: TileGeometry, terms: int) -> float:
