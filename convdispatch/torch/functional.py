@@ -14,7 +14,6 @@ import torch
 from torch.autograd import forward_ad
 
 from ..device.places.stream import KINDS
-from .compile.fused_operator import activate, fused_convolution
 from .compile.operators import BELOW_AUTOGRAD, convolution, in_autocast
 from .geometry import for_each_axis
 
@@ -29,12 +28,11 @@ def convolve(
     bias: Any,
     window: tuple[Any, Any, Any],
     groups: int,
-    activation: str | None = None,
 ) -> torch.Tensor:
-    """``activation(convolution)`` in one pass, of input with a batch axis or without; ``window`` is stride, padding and
-    dilation as ``torch.nn.functional`` takes them. Raises PyTorch's kinds of errors."""
+    """The convolution of an input with a batch axis or without; ``window`` is stride, padding and dilation as
+    ``torch.nn.functional`` takes them. Raises PyTorch's kinds of errors."""
     if _is_pytorchs(x, w):
-        return activate(getattr(torch.nn.functional, f"conv{ndim}d")(x, w, bias, *window, groups), activation)
+        return getattr(torch.nn.functional, f"conv{ndim}d")(x, w, bias, *window, groups)
     x, batched = _batched(x, ndim)
     stride, padding, dilation = window
     strides, dilations = for_each_axis(stride, ndim), for_each_axis(dilation, ndim)
@@ -42,11 +40,7 @@ def convolve(
         x, pads = _by_word(padding, x, w, strides, dilations)
     else:
         pads = for_each_axis(padding, ndim)
-    if activation is None or plain_operators():
-        y = activate(_operator(x, w, bias)(x, w, bias, strides, pads, dilations, False, [0] * ndim, groups), activation)
-    else:
-        operator = BELOW_AUTOGRAD[fused_convolution] if _is_plain_inference(x, w, bias) else fused_convolution
-        y = operator(x, w, bias, None, activation, strides, pads, dilations, groups)
+    y = _operator(x, w, bias)(x, w, bias, strides, pads, dilations, False, [0] * ndim, groups)
     return y if batched else y.squeeze(0)
 
 

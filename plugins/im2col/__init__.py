@@ -10,7 +10,7 @@ A new method is a module with ``configs`` and a class of its configuration, and 
 - ``col2im``: the data gradient in general.
 - ``weights``: the weights' gradient.
 - ``depthwise``: one channel per group in NCHW, lowered in registers.
-- ``convert``: conversion between 16-bit elements and float32.
+- ``convert``: float32 copies of 16-bit tensors.
 - ``solver``: the solver, which chooses among the methods.
 """
 

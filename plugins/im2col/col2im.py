@@ -36,8 +36,8 @@ from convdispatch.api import (
 from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
-from .convert import Converter
-from .lower import COLUMN_OPS, COLUMN_RUN_OPS, CONVERTED_OPS
+from .convert import WideCopies
+from .lower import COLUMN_OPS, COLUMN_RUN_OPS
 from .window import PatchWindow, runs
 
 TILE_ELEMENTS = 256
@@ -106,17 +106,13 @@ class Col2im:
         a = Matrix(row, Axis(window.k), Axis(window.group_targets * window.k))
         return GemmSpec(k, n, window.group_targets, groups, "float32" if self.widened else window.dtype, a, dy, c)
 
-    def areas(self) -> tuple[int, int, int, int]:
-        """Byte offsets of scratch memory, float32 dy and float32 w, and the workspace's size."""
+    def areas(self) -> tuple[int, WideCopies, int]:
+        """(byte offset of scratch memory, copies of dy and w, bytes of the workspace)."""
         areas = Areas()
         specs = [self.spec(*size) for size in self.sizes()]
         areas.add(max((spec.m * spec.n * spec.batch + 2 * FRONT_ELEMENTS) * spec.accumulator_size for spec in specs))
         scratch = areas.add(max(gemm_workspace(spec, self.gemm) for spec in specs))
-        wide_y = wide_w = areas.size
-        if self.widened:
-            wide_y = areas.add(4 * math.prod(self.problem.y_shape))
-            wide_w = areas.add(4 * math.prod(self.problem.w_shape))
-        return scratch, wide_y, wide_w, areas.size
+        return scratch, WideCopies(self.problem, self.cpu, areas), areas.size
 
     @property
     def workspace_size(self) -> int:
@@ -127,8 +123,7 @@ class Col2im:
         window, sizes, launch = self.window, self.sizes(), LAUNCH * balance.launch
         total = sum(times * gemm_cost(self.spec(*size), self.gemm, balance) for size, times in sizes.items())
         columns = window.k * window.groups * window.images * window.pixels
-        if self.widened:
-            total += 2 * launch + CONVERTED_OPS * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
+        total += self.areas()[1].cost(launch)
         runs = COLUMN_RUN_OPS * columns / window.group_channels if window.nhwc else 0.0
         columns = max(columns, math.prod(self.problem.x_shape))
         copy_ops = max(COLUMN_OPS[window.nhwc] * columns, runs)
@@ -137,15 +132,10 @@ class Col2im:
         return total + copy_ops + launch * sum(sizes.values())
 
     def plan(self, context: Any) -> StepPlan:
-        window, problem = self.window, self.problem
-        scratch, wide_y, wide_w, workspace_size = self.areas()
-        gradient, gradient_offset, weights, weights_offset = "y", 0, "w", 0
-        steps: list[Any] = []
-        if self.widened:
-            gradient, gradient_offset, weights, weights_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
-            convert = Converter(context, problem.dtype, self.cpu)
-            steps.append(convert.to_float32("y", wide_y, math.prod(problem.y_shape)))
-            steps.append(convert.to_float32("w", wide_w, math.prod(problem.w_shape)))
+        window = self.window
+        scratch, copies, workspace_size = self.areas()
+        (gradient, gradient_offset), (weights, weights_offset) = copies.place("y"), copies.place("w")
+        steps: list[Any] = copies.read(context, "y", "w")
         program = build(context, self.text())
         plans: dict[GemmSpec, GemmPlan] = {}
         for (image, images), (group, groups), (channel, channels) in itertools.product(*self.cuts):

@@ -131,8 +131,3 @@ COLUMN_OPS = 32.0, 75.0
 """Operations at peak rate per element of the columns (or of x, if it has more) that is summed, in NCHW and in NHWC."""
 COLUMN_RUN_OPS = 1000.0
 """Operations at peak rate per run of NHWC columns of one tap, pixel and group, even a short one: 16 loop cycles."""
-CONVERTED_OPS = 45.0
-"""Operations at peak rate per element that is converted between 16 bits and float32: 0.11 to 0.16 ms per
-million on two cores of a Xeon."""
-FOLLOWING_LAUNCH_OPS = 3e6
-"""Operations at peak rate that a product's launch saves when it follows another launch directly."""

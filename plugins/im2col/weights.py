@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,12 +29,9 @@ from convdispatch.api import (
 from convdispatch.api import GEMM_LAUNCH as LAUNCH
 from convdispatch.api.cpu import Balance
 
-from .convert import Converter
-from .lower import CONVERTED_OPS, FOLLOWING_LAUNCH_OPS, Lowering
-from .window import PatchWindow, runs
-
-_LONGEST_SIDE = 1 << 31
-"""Pixels (over all images) that one product sums stay below this; more are summed chunk after chunk."""
+from .convert import WideCopies
+from .lower import Lowering
+from .window import PatchWindow
 
 
 def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterator[dict[str, Any]]:
@@ -46,10 +41,6 @@ def configs(problem: ConvProblem, device: DeviceInfo, caps: list[int]) -> Iterat
         draft = WeightsProduct(problem, {"method": "weights", "cap": cap, "gemm": kind})
         spec = draft.spec(draft.chunks.largest, problem.accumulate)
         choices = [{"method": "weights", "cap": cap, "gemm": gemm} for gemm in gemm_configs(spec, device)]
-        if draft.cpu and draft.joined:
-            separate = {"method": "weights", "cap": cap, "apart": True}
-            spec = WeightsProduct(problem, {**separate, "gemm": kind}).spec(draft.window.pixels, problem.accumulate)
-            choices += [{**separate, "gemm": gemm} for gemm in gemm_configs(spec, device)]
         if draft.cpu:
             balance = Balance.of(rates(device))
             choices.sort(key=lambda config: WeightsProduct(problem, config).rating(balance))
@@ -65,42 +56,29 @@ class WeightsProduct:
         self.problem, self.gemm = problem, config["gemm"]
         self.cpu = self.gemm["kind"] == "cpu"
         self.window = window = PatchWindow.of(problem)
-        total = window.images * window.pixels
-        self.in_place = window.in_place and total < _LONGEST_SIDE
-        # A product reads several NCHW images as one axis only if it packs them; otherwise there is one product per
-        # image.
-        many_images = self.in_place and window.images > 1 and not window.nhwc
-        # A 16-bit result must be rounded by a single product, so there is no choice to compute 16-bit images
-        # separately.
-        self.joined = many_images and not DTYPES[problem.dtype].widened
-        self.chunks = runs(total, window.pixels if config.get("apart") else total)
-        self.lowering = None
-        if not self.in_place:
-            self.chunks = window.chunks(max(1, config["cap"] // (window.k * window.groups * window.accumulator_size)))
-            form = "rows" if window.nhwc else "columns"
-            self.lowering = Lowering(window, form, most=self.chunks.largest)
+        self.chunks = window.chunks(max(1, config["cap"] // (window.k * window.groups * window.accumulator_size)))
+        self.lowering = Lowering(window, "rows" if window.nhwc else "columns", most=self.chunks.largest)
         # A single product rounds its 16-bit result once; the results of several chunks are summed in float32 first.
-        self.widened = DTYPES[problem.dtype].widened and not self.in_place
+        self.widened = DTYPES[problem.dtype].widened
 
     def packs_lowered(self, gemm: Mapping[str, Any]) -> bool:
         """Whether a choice of the product would copy the lowered matrix once more."""
-        return not self.in_place and bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
+        return bool(gemm.get("pack_a" if gemm.get("swap") else "pack_b"))
 
     def rating(self, balance: Balance) -> float:
         """The sort key of configurations: predicted cost, 10% more if the product copies the lowered matrix again."""
         spec, times = self.spec(self.chunks.largest, self.problem.accumulate), self.chunks.count
-        cost = times * gemm_cost(spec, self.gemm, balance) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
-        return cost - self._back_to_back_savings(balance)
+        return times * gemm_cost(spec, self.gemm, balance) * (1.1 if self.packs_lowered(self.gemm) else 1.0)
 
     def spec(self, count: int, accumulate: bool) -> GemmSpec:
         """Return the product over ``count`` pixels; with ``accumulate`` it is added to the old values of the result."""
         window = self.window
-        b = window.tensor(window.channels) if self.lowering is None else self.lowering.matrix
         dtype, c = "float32" if self.widened else window.dtype, Axis(window.group_targets * window.k)
         sizes, a = (window.group_targets, window.k, count, window.groups), window.tensor(window.targets)
         c = Matrix(Axis(window.k), Axis(1), c)
         epilogue = Epilogue(accumulate=accumulate)
-        return GemmSpec(*sizes, dtype, a, b.transposed, c, epilogue, alignment=self._alignment)
+        lowered = self.lowering.matrix.transposed
+        return GemmSpec(*sizes, dtype, a, lowered, c, epilogue, alignment=self._alignment)
 
     @property
     def _alignment(self) -> int:
@@ -119,17 +97,12 @@ class WeightsProduct:
             counts[self.spec(count, True)] += times - (count == self.chunks.largest)
         return +counts
 
-    def areas(self) -> tuple[int, int, int, int]:
-        """Byte offsets of scratch memory, float32 dy and float32 dw, and the workspace's size."""
+    def areas(self) -> tuple[int, WideCopies, int]:
+        """(byte offset of scratch memory, copies of dy and dw, bytes of the workspace)."""
         areas = Areas()
-        if self.lowering is not None:
-            areas.add(max(self.lowering.size(count) for count in self.chunks.sizes))
+        areas.add(max(self.lowering.size(count) for count in self.chunks.sizes))
         scratch = areas.add(max(gemm_workspace(spec, self.gemm_for(spec)) for spec in self._specs()))
-        wide_y = wide_w = areas.size
-        if self.widened:
-            wide_y = areas.add(4 * math.prod(self.problem.y_shape))
-            wide_w = areas.add(4 * math.prod(self.problem.w_shape))
-        return scratch, wide_y, wide_w, areas.size
+        return scratch, WideCopies(self.problem, self.cpu, areas), areas.size
 
     def gemm_for(self, spec: GemmSpec) -> dict[str, Any]:
         """The product's configuration for one chunk: a chunk shorter than the first is not split further."""
@@ -144,42 +117,20 @@ class WeightsProduct:
 
     def cost(self, balance: Balance) -> float:
         """Return the predicted time on a CPU, in operations at the device's peak rate."""
-        launch = LAUNCH * balance.launch
         total = sum(times * gemm_cost(spec, self.gemm_for(spec), balance) for spec, times in self._specs().items())
-        if self.lowering is not None:
-            total += self.lowering.cost(self.chunks, balance)
-        if self.widened:
-            total += 2 * launch + CONVERTED_OPS * sum(map(math.prod, (self.problem.y_shape, self.problem.w_shape)))
-        return total - self._back_to_back_savings(balance)
-
-    def _back_to_back_savings(self, balance: Balance) -> float:
-        """Return the operations that consecutive products save over separate calls: no launch waits for a caller."""
-        return FOLLOWING_LAUNCH_OPS * balance.launch * (self.chunks.count - 1) if self.in_place else 0.0
+        total += self.lowering.cost(self.chunks, balance)
+        return total + self.areas()[1].cost(LAUNCH * balance.launch)
 
     def plan(self, context: Any) -> StepPlan:
-        window, problem = self.window, self.problem
-        scratch, wide_y, wide_w, workspace_size = self.areas()
-        gradient, gradient_offset, result, result_offset = "y", 0, "w", 0
-        steps: list[Any] = []
-        convert = Converter(context, problem.dtype, self.cpu)
-        if self.widened:
-            gradient, gradient_offset, result, result_offset = "workspace", wide_y // 4, "workspace", wide_w // 4
-            steps.append(convert.to_float32("y", wide_y, math.prod(problem.y_shape)))
-        lowerings: Any = itertools.repeat(None, self.chunks.count)
-        if self.lowering is not None:
-            lowerings = self.lowering.launches(context, self.cpu, "x", self.chunks)
+        window, (scratch, copies, workspace_size) = self.window, self.areas()
+        (gradient, gradient_offset), (result, result_offset) = copies.place("y"), copies.place("w")
+        steps: list[Any] = copies.read(context, "y")
+        lowerings = self.lowering.launches(context, self.cpu, "x", self.chunks)
         plans: dict[GemmSpec, GemmPlan] = {}
         for (start, count), lowering in zip(self.chunks, lowerings, strict=True):
             spec = self.spec(count, self._first_accumulates or start > 0)
             if spec not in plans:
                 plans[spec] = GemmPlan(context, spec, self.gemm_for(spec))
-            steps += [] if lowering is None else [lowering]
-            columns, columns_offset = "workspace", 0
-            if self.in_place:
-                columns, columns_offset = "x", window.offset(window.channels, start)
-            dy_offset = gradient_offset + window.offset(window.targets, start)
-            offsets = (dy_offset, columns_offset, result_offset)
-            steps.append(Product(plans[spec], gradient, columns, result, *offsets, scratch))
-        if self.widened:
-            steps.append(convert.from_float32("w", wide_w, math.prod(problem.w_shape), problem.accumulate))
-        return StepPlan(workspace_size, steps)
+            offsets = (gradient_offset + window.offset(window.targets, start), 0, result_offset)
+            steps += [lowering, Product(plans[spec], gradient, "workspace", result, *offsets, scratch)]
+        return StepPlan(workspace_size, [*steps, *copies.write(context, "w")])

@@ -96,11 +96,6 @@ class PatchWindow:
         spread, pad = tuple(-d for d in along("d")), tuple(-p for p in along("p"))
         return cls(images, oc, ic, groups, outputs, inputs, taps, (1, 1, 1), spread, pad, *layout_and_dtype)
 
-    @property
-    def in_place(self) -> bool:
-        """Whether the source is its own lowered matrix: 1x1, stride 1, unpadded."""
-        return self.volume == 1 and self.source == self.positions and set(self.step) == {1} and not any(self.pad)
-
     def inside(self, axis: int) -> bool:
         """Whether the window stays inside the source along an axis (0: d, 1: h, 2: w)."""
         reach = (self.taps[axis] - 1) * self.spread[axis]

@@ -3,9 +3,7 @@
 // A vector is sixteen channels in float32, where sums of up to 514 products of bytes are whole numbers. The last vector
 // begins sixteen channels before the end. What x_zero takes from a sum is the same everywhere, since padding is x_zero.
 // the problem's letters; COLUMNS  pixels of a row that are summed together; BLOCKS vectors; ROWS rows of y of a work item
-// FINISH 1: y is of bytes, and is finished by instructions
 #define UNROLL __attribute__((opencl_unroll_hint))
-#define GLOBAL(type, array) ((global type *)(ulong)(array))  // a CPU has one memory
 #define BLOCK(b) min(16 * (b), OC - 16)
 #define LOADX(p) convert_float16(vload16(0, p))
 
@@ -27,15 +25,6 @@ kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void conv(global const REAL *restrict x, global const float *restrict w, long w_at, global OUT *restrict y, TABLE_PARAMS) {
   const int image = get_global_id(1), first = get_global_id(0) * ROWS;
   const float16 zero = (float)X_ZERO(table);
-#if FINISH
-  int held[96];
-  long to[COLUMNS];
-  global int *numbers = GLOBAL(int, held);
-  const bool quick = !RESIDUAL || table[13];
-  finish_numbers(numbers + 64, TABLE_ARGS);
-  numbers[64 + 10] = 0xffff;
-  for (int u = 0; u < COLUMNS; ++u) to[u] = (long)u * OC;
-#endif
   w = (global const float *)((global const uchar *)w + w_at);
   x += (long)image * (ID * IH * IW) * IC;
   ONCE for (int row = first; row < min(first + ROWS, OD * OH); ++row) {
@@ -47,10 +36,6 @@ void conv(global const REAL *restrict x, global const float *restrict w, long w_
       ONCE for (int t = 0; t < KD * KH * KW; ++t) all += vload16(t, mine);
       const int16 bias = as_int16(as_uint16(vload16(0, BIASES(table) + c)) - as_uint16(convert_int16(all * zero)));
       const float16 scale = vload16(0, MULTIPLIERS(table) + c);
-#if FINISH
-      vstore16(bias, 0, numbers);
-      vstore16(scale, 2, (global float *)numbers);
-#endif
       ONCE for (int ow = 0; ow < OW; ow += COLUMNS) {
         float16 sums[COLUMNS];
         UNROLL for (int u = 0; u < COLUMNS; ++u) sums[u] = 0;
@@ -72,15 +57,6 @@ void conv(global const REAL *restrict x, global const float *restrict w, long w_
             else add_row(sums, from, taps, begin, zero, false);
           }
         }
-#if FINISH
-        int16 exact[COLUMNS];
-        UNROLL for (int u = 0; u < COLUMNS; ++u) exact[u] = convert_int16(sums[u]);
-        if (quick) {
-          const long from = (((long)image * OD * OH + row) * OW + ow) * OC + c;
-          FINISH_BYTES(GLOBAL(int, exact), numbers, GLOBAL(long, to), min(COLUMNS, OW - ow), from);
-          continue;
-        }
-#endif
         const long at = (((long)image * OD * OH + row) * OW + ow) * OC + c;
         UNROLL for (int u = 0; u < COLUMNS; ++u)
           if (ow + u < OW) put16(y, TABLE_ARGS, convert_int16(sums[u]) + bias, scale, at + u * OC, 16);

@@ -6,27 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from convdispatch.api import (
-    OPERANDS,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    Solver,
-    StepPlan,
-    build,
-    define,
-    kernel_text,
-    rates,
-)
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, build, define, kernel_text, rates
 from convdispatch.api.cpu import registers, uneven
 
-from . import serves_vectors
-from .instructions import byte_finish
-from .packed_kernel import LAUNCH_COST, ONCE, depthwise_refusal, run_arguments
-from .probe import require
-from .vectors import PROBED, VectorsKernel
+from .packed_kernel import LAUNCH_COST, ONCE, DepthwiseSolver, depthwise_refusal
 
 MAX_TAPS = (1 << 24) // (255 * 128)
 """Most taps whose sum of 8-bit products is exact in float32."""
@@ -39,17 +22,15 @@ EPILOGUE_PRODUCTS = 10
 """Cost of the epilogue of a vector of sums, in products of vectors."""
 
 
-class Depthwise(Solver):
+class Depthwise(DepthwiseSolver):
     """Depthwise quantized convolutions in NHWC."""
+
+    channels = 16
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         reason = depthwise_refusal(problem)
         if reason:
             return reason
-        if device.type != "cpu":
-            return f"cpu only, got {device.type}"
-        if problem.layout != "nhwc":
-            return f"channels last only, got {problem.layout}"
         if problem.oc < 16:
             return f"16 channels or more, got {problem.oc}"
         taps = problem.kd * problem.kh * problem.kw
@@ -67,10 +48,9 @@ class Depthwise(Solver):
             reads = (columns - 1) * p.sw + (p.kw - 1) * p.dw + 1
             return -(-p.ow // columns) * (p.kd * p.kh * (columns * p.kw + 2 * reads) + EPILOGUE_PRODUCTS * columns)
 
-        finish = p.out_itemsize == 1 and serves_vectors(device) is None
         best = min(range(1, min(max_columns, p.ow) + 1), key=lambda columns: (row_cost(columns), columns))
         for columns in dict.fromkeys((best, min(max_columns, p.ow), max(1, best // 2))):
-            yield {"columns": columns, "rows": min(rows, p.od * p.oh), "finish": finish}
+            yield {"columns": columns, "rows": min(rows, p.od * p.oh)}
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
         peaks, elements = rates(device), math.prod(problem.y_shape)
@@ -78,29 +58,12 @@ class Depthwise(Solver):
         operations = (WORK_COST * problem.flops + STORE_COST * elements / 16) * uneven(jobs, device)
         return peaks.launch + (LAUNCH_COST + operations) / peaks.flops
 
-    def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
-        return 0 if problem.constant_weights else self._packed_size(problem)
-
-    @staticmethod
-    def _packed_size(problem: ConvProblem) -> int:
-        return -(-problem.oc // 16) * problem.kd * problem.kh * problem.kw * 64
-
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         blocks = -(-problem.oc // 16)
         text = problem.macros() + ONCE
         text += define(COLUMNS=config["columns"], ROWS=config["rows"], BLOCKS=blocks, CHANNEL=1)
-        finish = bool(config["finish"])
-        if finish:
-            require(context, "int8.vnni", VectorsKernel, PROBED)
-        text += define(FINISH=int(finish)) + kernel_text(__package__, "put.cl")
-        if finish:
-            text += byte_finish("finish", problem.out_dtype if problem.residual else None, 1)
-            text += kernel_text(__package__, "finish.cl")
-        text += kernel_text(__package__, "depthwise.cl")
-        program = build(context, text)
+        text += kernel_text(__package__, "put.cl") + kernel_text(__package__, "depthwise.cl")
         items = (-(-problem.od * problem.oh // config["rows"]), problem.mb, 1)
-        run = Launch(program, "conv", items, (1, 1, 1), run_arguments(problem), names=OPERANDS)
         pack_items = (blocks, problem.kd * problem.kh * problem.kw, 16)
-        pack = Launch(program, "pack", pack_items, (1, 1, 16), ["w", "workspace", np.int64(0)], names=OPERANDS)
-        size, key, once = self._packed_size(problem), ["int8.depthwise", *problem.w_shape], problem.constant_weights
-        return StepPlan.packing(once, 0 if once else size, [pack], [run], size, key)
+        run, pack = (items, (1, 1, 1)), (pack_items, (1, 1, 16))
+        return self.launches(problem, build(context, text), run, pack)

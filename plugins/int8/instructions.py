@@ -33,13 +33,13 @@ def tile_product(name: str, tiles: tuple[int, int], row: int, steps: int, signed
     return assembly(name, parameters, lines, ("b", "offsets", "taps"), read, ("t", "k"))
 
 
-def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
+def byte_finish(name: str, residual: str | None) -> str:
     """OpenCL function ``name(sums, numbers, to, count, y[, residual])``: converts ``sums[count][32]`` to bytes of y.
 
-    With ``halves=1`` a position has 16 sums. The channels of position i that the masks select are stored at
-    ``y + to[i]``, unless ``to[i]`` is negative; a residual (``"int8"`` or ``"uint8"``) is read at the same offset.
-    ``numbers`` holds shift[32], scale[32] and the words of ``finish.cl``. The quotient by y's scale is exact: a product
-    with the reciprocal, corrected by its error (Markstein's step).
+    The channels of position i that the masks select are stored at ``y + to[i]``, unless ``to[i]`` is negative; a
+    residual (``"int8"`` or ``"uint8"``) is read at the same offset. ``numbers`` holds shift[32], scale[32] and what
+    ``finish.cl`` writes. The quotient by y's scale is exact: a product with the reciprocal, corrected by its error
+    (Markstein's step).
     """
     offsets = {"low": 0, "high": 1, "zero": 2, "sum_low": 3, "sum_high": 4, "sum_scale": 5, "r_zero": 6, "r_scale": 7}
     offsets |= {"y_scale": 8, "inverse": 9, "mask0": 10, "mask1": 11, "rounds": 12}
@@ -58,7 +58,7 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
         """Expand an instruction for each half of the channels: @S sums, @R residual, @Q temporary, and constants."""
         first_registers = {"SHIFT": 12, "SCALE": 14, "S": 0, "R": 2, "Q": 4}
         expanded = []
-        for j in range(halves):
+        for j in range(2):
             line = text
             for word, number in first_registers.items():
                 line = line.replace(f"@{word}", f"%%zmm{number + j}")
@@ -67,12 +67,12 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
             expanded.append(line.replace("@J", str(j)))
         return expanded
 
-    lines += [f"vmovdqu32 {64 * j}(%[sums]), %%zmm{j}" for j in range(halves)]
+    lines += [f"vmovdqu32 {64 * j}(%[sums]), %%zmm{j}" for j in range(2)]
     steps = ["vpaddd @SHIFT, @S, @S", "vcvtdq2ps @S, @S", "vmulps @SCALE, @S, @S"]
     if residual is not None:
         lines += ["mov %[residual], %[u]", "add %[t], %[u]"]
         widen = "vpmovsxbd" if residual == "int8" else "vpmovzxbd"
-        lines += [f"{widen} {16 * j}(%[u]), %%zmm{2 + j} %{{%%k{1 + j}%}}%{{z%}}" for j in range(halves)]
+        lines += [f"{widen} {16 * j}(%[u]), %%zmm{2 + j} %{{%%k{1 + j}%}}%{{z%}}" for j in range(2)]
         steps += ["vcvtdq2ps @R, @R", "vsubps @r_zero, @R, @R", "vmulps @r_scale, @R, @R"]
         steps += ["vrndscaleps $8, @S, @S %{%%k3%}", "vmaxps @sum_low, @S, @S", "vminps @sum_high, @S, @S"]
         steps += ["vmulps @sum_scale, @S, @S", "vaddps @R, @S, @S", "vmulps @inverse, @S, @Q"]
@@ -80,8 +80,8 @@ def byte_finish(name: str, residual: str | None, halves: int = 2) -> str:
     steps += ["vmaxps @low, @S, @S", "vminps @high, @S, @S", "vcvtps2dq @S, @S", "vpaddd @zero, @S, @S"]
     for step in steps:
         lines += for_each_half(step)
-    lines += ["add %[y], %[t]", *(f"vpmovdb %%zmm{j}, {16 * j}(%[t]) %{{%%k{1 + j}%}}" for j in range(halves))]
-    lines += ["3:", f"add ${64 * halves}, %[sums]", "dec %[count]", "jnz 1b"]
+    lines += ["add %[y], %[t]", *(f"vpmovdb %%zmm{j}, {16 * j}(%[t]) %{{%%k{1 + j}%}}" for j in range(2))]
+    lines += ["3:", "add $128, %[sums]", "dec %[count]", "jnz 1b"]
     parameters = "global const int *sums, global const int *numbers, global const long *to, long count, global char *y"
     read, temporaries = {"numbers": "numbers", "y": "y"}, ["t"]
     if residual is not None:

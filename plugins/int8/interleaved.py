@@ -118,8 +118,8 @@ class Interleaved(PackedSolver):
         p, reason = problem, depthwise_refusal(problem)
         if reason:
             return reason
-        if p.layout != "nhwc" or p.oc % 16:
-            return f"channels last, a multiple of 16 only, got {p.oc} in {p.layout}"
+        if p.oc % 16:
+            return f"channels in multiples of 16 only, got {p.oc}"
         if p.out_itemsize != 1 or p.residual:
             return f"y of 8 bits without a residual only, got {p.out_dtype}{' and one' if p.residual else ''}"
         if p.kd * p.kh > 32 or p.kw > 16:

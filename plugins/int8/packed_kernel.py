@@ -31,9 +31,11 @@ LAUNCH_COST = 3e5  # operations in the time of one kernel launch
 
 
 def depthwise_refusal(problem: ConvProblem) -> str | None:
-    """The reason to refuse groups of several channels or an empty batch; otherwise None."""
+    """The reason to refuse groups of several channels, channels first or an empty batch; otherwise None."""
     if not problem.depthwise or problem.oc != problem.ic:
         return f"depthwise only, got {problem.ic} and {problem.oc} channels in {problem.g} groups"
+    if problem.layout != "nhwc":
+        return f"channels last only, got {problem.layout}"
     return f"1 image or more, got {problem.mb}" if problem.mb < 1 else None
 
 
@@ -41,6 +43,27 @@ def run_arguments(problem: ConvProblem, offset: int = 0) -> list[Any]:
     """The arguments of a kernel ``conv``: x, packed weights and their offset, y, the quantization table, a residual."""
     weights = "w" if problem.constant_weights else "workspace"
     return ["x", weights, np.int64(offset), "y", "bias", *(["residual"] if problem.residual else [])]
+
+
+class DepthwiseSolver(Solver):
+    """Base of the depthwise solvers that sum in float32 and whose kernel ``pack`` makes weights float32."""
+
+    channels: int
+    """Channels that one work item sums together; packed weights have a multiple of them."""
+
+    def packed_size(self, problem: ConvProblem) -> int:
+        """Bytes of the packed weights."""
+        return 4 * round_up(problem.oc, self.channels) * problem.kd * problem.kh * problem.kw
+
+    def workspace(self, problem: ConvProblem, device: DeviceInfo | None, config: Mapping[str, Any]) -> int:
+        return 0 if problem.constant_weights else self.packed_size(problem)
+
+    def launches(self, problem: ConvProblem, program: Any, run: Any, pack: Any) -> StepPlan:
+        """The plan of the program's kernels; ``run`` and ``pack`` are (global size, local size) of theirs."""
+        conv = Launch(program, "conv", *run, run_arguments(problem), names=OPERANDS)
+        packer = Launch(program, "pack", *pack, ["w", "workspace", np.int64(0)], names=OPERANDS)
+        size, once = self.packed_size(problem), problem.constant_weights
+        return StepPlan.packing(once, 0 if once else size, [packer], [conv], size, [self.name, *problem.w_shape])
 
 
 class PackedKernel:

@@ -6,22 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
+from convdispatch.api import ConvProblem, DeviceInfo, StepPlan, build, define, kernel_text, rates
 
-from convdispatch.api import (
-    OPERANDS,
-    ConvProblem,
-    DeviceInfo,
-    Launch,
-    Solver,
-    StepPlan,
-    build,
-    define,
-    kernel_text,
-    rates,
-)
-
-from .packed_kernel import depthwise_refusal, run_arguments
+from .packed_kernel import DepthwiseSolver, depthwise_refusal
 
 MAX_TAPS = (1 << 22) // (255 * 128)
 """Most taps whose sum of 8-bit products can be extracted from the bits of a float32."""
@@ -44,15 +31,15 @@ FULL_ITEMS = 256
 """Work items that a multiprocessor needs to reach ``ISSUE_RATE``."""
 
 
-class Words(Solver):
+class Words(DepthwiseSolver):
     """Depthwise quantized convolutions in NHWC."""
+
+    channels = 4
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
         reason = depthwise_refusal(problem)
         if reason:
             return reason
-        if problem.layout != "nhwc":
-            return f"channels last only, got {problem.layout}"
         if problem.oc % 4:
             return f"channels in multiples of 4, got {problem.oc}"
         taps = problem.kd * problem.kh * problem.kw
@@ -92,9 +79,6 @@ class Words(Solver):
         compute = items * instructions * idle / issued
         return peaks.launch + max(compute, bytes_moved / peaks.bandwidth)
 
-    def workspace(self, problem: ConvProblem, device: DeviceInfo | None, config: Mapping[str, Any]) -> int:
-        return 0 if problem.constant_weights else 4 * math.prod(problem.w_shape)
-
     def plan(self, context: Any, problem: ConvProblem, config: Mapping[str, Any]) -> StepPlan:
         columns, rows, items = self._items(problem, config)
         sign_shift = 128 if problem.dtype == "int8" else 0
@@ -103,9 +87,5 @@ class Words(Solver):
             GROUP=GROUP_ITEMS, LOWER=sign_shift, FLIP=f"{sign_shift * 0x01010101}u",
         )  # fmt: skip
         program = build(context, text + kernel_text(__package__, "words.cl"))
-        size = (-(-items // GROUP_ITEMS) * GROUP_ITEMS,)
-        run = Launch(program, "conv", size, (GROUP_ITEMS,), run_arguments(problem), names=OPERANDS)
-        pack = Launch(program, "pack", (problem.oc, problem.kd * problem.kh * problem.kw), None,
-                      ["w", "workspace", np.int64(0)], names=OPERANDS)  # fmt: skip
-        size, key, once = 4 * math.prod(problem.w_shape), ["int8.words", *problem.w_shape], problem.constant_weights
-        return StepPlan.packing(once, 0 if once else size, [pack], [run], size, key)
+        run = ((-(-items // GROUP_ITEMS) * GROUP_ITEMS,), (GROUP_ITEMS,))
+        return self.launches(problem, program, run, ((problem.oc, problem.kd * problem.kh * problem.kw), None))

@@ -6,7 +6,7 @@ Intermediates are larger than results, by up to 11 (root mean square) for the ti
 in weights' gradients, as powers of two go from the data's transform to the results'. Infinities come at most a factor
 of ten before a direct sum's (see docs/use/accuracy.md).
 
-A new tile size is a pair of ``_TILES`` with a measured error in both folders.
+A new tile size is a pair of ``_TILES`` with a measured error in ``geometry.ERROR_RATES``.
 
 - ``transforms``: the exact transform matrices of F(m, r).
 - ``geometry``: a problem in tiles and their transforms.

@@ -23,6 +23,36 @@ from convdispatch.api import ConvProblem, TensorLayout
 from .transforms import Matrix, Transform, in_range, transform
 
 Pair = tuple[int, int]
+ERROR_RATES = {
+    (2, 3): (3.3e-8, 2.6e-8),
+    (4, 3): (9.5e-8, 4.4e-8),
+    (5, 3): (2.0e-7, 6.3e-8),
+    (6, 3): (4.1e-7, 9.5e-8),
+    (7, 3): (1.02e-6, 1.5e-7),
+    (2, 5): (1.1e-7, 4.6e-8),
+    (4, 5): (3.8e-7, 8.9e-8),
+    (2, 7): (4.9e-7, 1.0e-7),
+    (4, 7): (2.2e-6, 2.2e-7),
+}
+"""Relative error of F(m, r) over the square root of the number of products summed, in every direction: (kernels along
+both axes, kernels along one axis). Measured in float32 on normal data with 64 to 1024 products, the larger of a CPU's
+and a GPU's (docs/results/accuracy.md); a tile's own rounding error dominates below 16 products."""
+
+
+def unsuited(problem: ConvProblem, r: int) -> str | None:
+    """Return the reason why a problem cannot be cut into tiles for kernels of r taps; None when it can."""
+    if problem.mb < 1:
+        return f"1 image or more, got {problem.mb}"
+    if problem.ndim > 2:
+        return f"1-D and 2-D only, got {problem.ndim}-D"
+    kernel = (problem.kh, problem.kw)
+    if r not in kernel or set(kernel) - {1, r}:
+        return f"{r}x{r}, {r}x1 or 1x{r} only, got {kernel[0]}x{kernel[1]}"
+    if (problem.sh, problem.sw) != (1, 1):
+        return f"stride 1 only, got {problem.sh}x{problem.sw}"
+    if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
+        return f"dilation 1 only, got {problem.dh}x{problem.dw}"
+    return None
 
 
 @dataclass(unsafe_hash=True)

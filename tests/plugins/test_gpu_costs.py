@@ -93,7 +93,6 @@ CLOSER = [
      {"bm": 128, "bn": 128, "wm": 2, "wn": 4, "format": "bf16x3", "split": 66}, 0.1854, 0.2),
     ("winograd.tiled_f4x3", "fwd_mb64ic64ih112oc128kh3ph1", None, 1.19, 0.25),
     ("winograd.tiled_f5x3", "bwd_data_mb64ic512ih14oc512kh3ph1", None, 0.471, 0.25),
-    ("winograd.tiled_f6x3", "bwd_weights_mb64ic512ih28oc512kh3ph1", None, 1.56, 0.25),
     ("fft.gpu", "fwd_f32_mb128ic64ih64oc128kh9", None, 0.696, 0.3),
     ("fft.gpu", "bwd_weights_f32_mb128ic96ih28oc256kh5", None, 0.342, 0.3),
     ("fft.gpu", "fwd_f16_nhwc_mb128ic64ih64oc128kh9", None, 2.62, 0.3),  # pixels of a row lie apart

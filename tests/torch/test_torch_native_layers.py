@@ -17,7 +17,10 @@ from torch_checks import error
 import convdispatch.torch as ct
 from convdispatch import policy
 from convdispatch.torch import functional
+from convdispatch.torch.compile.fused_operator import fused_convolution
+from convdispatch.torch.compile.operators import BELOW_AUTOGRAD
 from convdispatch.torch.dispatch import engine, native
+from convdispatch.torch.geometry import for_each_axis
 from convdispatch.torch.weights import _seen
 
 nn, F = torch.nn, torch.nn.functional
@@ -36,8 +39,13 @@ def frozen(*shape):
     return nn.Parameter(torch.randn(shape), requires_grad=False)
 
 
-def convolve(x, w, bias=None, activation="relu", padding=0):
-    return functional.convolve(w.ndim - 2, x, w, bias, (1, padding, 1), 1, activation)
+def convolve(x, w, bias=None, activation="relu", padding=0, stride=1, groups=1):
+    """As converted layers call it, or with an activation as compiled graphs do."""
+    ndim = w.ndim - 2
+    if activation is None:
+        return functional.convolve(ndim, x, w, bias, (stride, padding, 1), groups)
+    lists = (for_each_axis(value, ndim) for value in (stride, padding, 1))
+    return BELOW_AUTOGRAD[fused_convolution](x, w, bias, None, activation, *lists, groups)
 
 
 def python(parts, run):
@@ -62,7 +70,7 @@ def test_third_calls_ask_nothing_and_have_pythons_bits(asked, mode, name):
                     exact = kind(x.double(), w.double(), b.double() if biased else None, stride, padding, 1, groups)
 
                     def run(x=x, b=b, activation=activation):
-                        return functional.convolve(x.ndim - 2, x, w, b, (stride, padding, 1), groups, activation)
+                        return convolve(x, w, b, activation, padding, stride, groups)
 
                     ct.reset_counters()
                     got, by_python = python(asked, run)
@@ -78,7 +86,7 @@ def test_third_calls_ask_nothing_and_have_pythons_bits(asked, mode, name):
 
 
 class Block(nn.Module):
-    """Three convolutions, two of them with an activation that a sequence takes in."""
+    """Three convolutions, two of them with an activation behind them."""
 
     def __init__(self):
         super().__init__()
@@ -100,22 +108,18 @@ def picture(form=torch.contiguous_format):
     return torch.randn(2, 8, 9, 8).contiguous(memory_format=form)
 
 
-CONVERSIONS = {"layers": False, "pairs": "training"}
-
-
 @pytest.mark.parametrize("form", [torch.contiguous_format, LAST])
 @pytest.mark.parametrize(
-    ("fuse", "mode", "learns"),
+    ("mode", "learns"),
     [
-        ("layers", torch.no_grad, True),  # outside of inference mode CUDA's weights are no constants
-        ("layers", torch.inference_mode, False),
-        ("pairs", torch.no_grad, False),
-        ("pairs", torch.inference_mode, True),
+        (torch.no_grad, True),  # outside of inference mode CUDA's weights are no constants
+        (torch.inference_mode, False),
+        (torch.inference_mode, True),
     ],
 )
-def test_kernels_are_launched_below_python(stand_in, block, mode, form, learns, fuse):
+def test_kernels_are_launched_below_python(stand_in, block, mode, form, learns):
     """With enable() and without; also of weights that may be written at any time."""
-    converted = ct.convert(copy.deepcopy(block), fuse=CONVERSIONS[fuse]).requires_grad_(learns)
+    converted = ct.convert(copy.deepcopy(block)).requires_grad_(learns)
     with mode(), policy(solver="im2col*"):
         converted(picture(form))  # no other solver is tried
     for enabled in (True, False):
@@ -207,7 +211,7 @@ def test_what_is_more_than_plain_inference_is_pythons(asked):
             return func(*args, **(kwargs or {}))
 
     def run(x=x):
-        return convolve(x, w)
+        return convolve(x, w, activation=None)
 
     for _ in range(2):
         assert run(x.clone().requires_grad_()).requires_grad
@@ -221,17 +225,13 @@ def test_what_is_more_than_plain_inference_is_pythons(asked):
         native.pause(False)
         with Looking():
             assert torch.equal(run(), wanted)
-            convolve(x, w, activation=None)
-        assert [name for name in seen if "convdispatch" in name] == [
-            "convdispatch.fused_convolution.default",
-            "convdispatch.convolution.default",
-        ]
+        assert [name for name in seen if "convdispatch" in name] == ["convdispatch.convolution.default"]
         with torch.autocast("cpu", torch.bfloat16):
             for _ in range(3):
                 got = run()
                 assert got.dtype is torch.bfloat16
         torch.testing.assert_close(torch.vmap(run)(x[None]), wanted[None])
-        tangent = torch.func.jvp(lambda v: convolve(v, w, activation=None), (x,), (x,))[1]
+        tangent = torch.func.jvp(run, (x,), (x,))[1]
         torch.testing.assert_close(tangent, F.conv2d(x, w))
         end = engine.watch(lambda part, *_: seen.append(part))
         run()

@@ -142,84 +142,8 @@ def test_layers_of_other_classes_are_left_as_they_are():
     ct.convert(model)
     assert type(model[0]) is Scaled
     assert type(model[1]) is not torch.nn.Conv2d
-
-
-def pairs():
-    """Convolutions with what follows them: taken in, and not."""
-    nn = torch.nn
-    inner = nn.Sequential(nn.Conv2d(8, 8, 3, groups=2, padding=1, padding_mode="circular"), nn.Tanh())
-    return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding="same"), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1, bias=False)),
-        *(nn.LeakyReLU(0.3), inner, nn.Conv2d(8, 8, 1), nn.SiLU(), nn.Conv2d(8, 8, 1), nn.Hardswish()),
-        *(nn.Conv2d(8, 8, 1), nn.Hardsigmoid(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)),
-        *(nn.LeakyReLU(-0.3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.ReLU(), nn.Linear(72, 4)),
-    )
-
-
-FUSED = torch.ops.convdispatch.fused_convolution.default
-
-
-class Counted(torch.utils._python_dispatch.TorchDispatchMode):
-    """How many fused and plain convolutions ran."""
-
-    def __init__(self):
-        super().__init__()
-        self.fused = self.plain = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), named=None):
-        self.fused += function is FUSED
-        self.plain += function is operator
-        return function(*arguments, **(named or {}))
-
-
-def test_sequences_take_in_activations_in_training():
-    model, x = pairs(), torch.randn(2, 3, 3, 3)
-    expected, names = trained(copy.deepcopy(model), x), list(model.state_dict())
-    layers = [type(each) for each in model]
-    made = ct.convert(copy.deepcopy(model), fuse="training")
-    assert list(made.state_dict()) == names
-    assert all(isinstance(mine, theirs) for mine, theirs in zip(made, layers, strict=True))
-    for each in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made)), ct.convert(made, fuse="training")):
-        with Counted() as seen:
-            each(x)
-        assert (seen.fused, seen.plain) == (4, 4)
-        each.load_state_dict(model.state_dict())
-        assert_close(trained(each, x), expected)
-    torch._dynamo.reset()
-    made.load_state_dict(model.state_dict())
-    assert_close(trained(torch.compile(made, fullgraph=True, backend="aot_eager"), x), expected)
-    assert not ct.counters()["left"]
-    with pytest.raises(ValueError, match="fuse must be False, True or 'training', got 'all'"):
+    with pytest.raises(ValueError, match="fuse must be False or True, got 'all'"):
         ct.convert(model, fuse="all")
-    assert type(model[0]) is torch.nn.Conv2d
-    inference = ct.convert(made.eval(), fuse=True)
-    with torch.no_grad():
-        torch.testing.assert_close(inference(x), made(x), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(inference.forward(x), made(x), atol=1e-4, rtol=1e-4)
-
-
-def test_watched_layers_of_a_sequence_run_one_by_one():
-    model, x = ct.convert(pairs(), fuse="training"), torch.randn(2, 3, 3, 3)
-    seen = []
-    handles = [
-        model[0].register_forward_hook(lambda module, inputs, y: seen.append(bool((y < 0).any()))),
-        model[3].register_full_backward_pre_hook(lambda module, gradients: seen.append(len(gradients))),
-    ]
-    with Counted() as calls:
-        model(x).sum().backward()
-    assert (calls.fused, calls.plain) == (2, 6)
-    assert seen == [True, 1]
-    for handle in handles:
-        handle.remove()
-    with Counted() as calls:
-        assert (model[:1](x) < 0).any(), "a layer by itself has no activation"
-        model[:2](x)
-    assert (calls.fused, calls.plain) == (1, 1)
-    everywhere = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, y: None)
-    with Counted() as calls:
-        model(x)
-    everywhere.remove()
-    assert (calls.fused, calls.plain) == (0, 8)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -295,7 +219,7 @@ def test_what_no_engine_does_is_pytorchs_here_too():
     assert (ct.counters()["ours"], ct.counters()["left"]) == (0, 2)
 
 
-@pytest.mark.parametrize("ways", [{}, {"fuse": "training"}, {"fuse": True}], ids=str)
+@pytest.mark.parametrize("ways", [{}, {"fuse": True}], ids=str)
 def test_complex_layers_are_converted(ways):
     layers = [torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ConvTranspose2d(4, 2, 3, stride=2, bias=False)]
     model = torch.nn.Sequential(*layers).to(torch.complex64).eval()

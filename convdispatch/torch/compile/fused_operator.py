@@ -1,37 +1,25 @@
 """``torch.ops.convdispatch.fused_convolution``: ``activation(convolution + residual)`` in one pass over the result.
 
-Public machinery alone, as ``operators``: fake kernel, gradients (twice), autocast. Where the engine declines, PyTorch's
-own convolution runs and what follows it, with the reason counted.
+For graphs in which nothing records gradients, as AOTAutograd makes them. Where the engine declines, PyTorch's own
+convolution runs and what follows it, with the reason counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, gradient_of_result, parse_activation
+from ...api.activations import ACTIVATIONS, formula_of, gradient_of_input, parse_activation
 from ..dispatch import engine
 from ..dispatch.quick_depthwise import quick_depthwise
 from ..dispatch.routing import original, routed, settings_in_force
-from ..geometry import by_axis, for_each_axis, has_sides, padded, whole
-from .operators import autocasts, convolution, define, gradients, without_tangents
+from ..geometry import has_sides, padded, whole
+from .operators import define, without_tangents
 
 _F, _aten = torch.nn.functional, torch.ops.aten
 
-
-_FROM_RESULT: dict[str, Callable[..., torch.Tensor]] = {
-    "relu": lambda g, y: _aten.threshold_backward(g, y, 0),
-    "relu6": lambda g, y: _aten.hardtanh_backward(g, y, 0.0, 6.0),
-    "clip": lambda g, y, a, b: _aten.hardtanh_backward(g, y, a, b),
-    "leaky_relu": lambda g, y, a: _aten.leaky_relu_backward(g, y, a, True),
-    "elu": lambda g, y, a: _aten.elu_backward(g, a, 1.0, 1.0, True, y),
-    "sigmoid": lambda g, y: _aten.sigmoid_backward(g, y),
-    "tanh": lambda g, y: _aten.tanh_backward(g, y),
-}
-"""Gradients of activations, from their results, for which PyTorch has a kernel of one pass; the others use the
-activation table's formulas."""
 _NAMES: dict[str, Any] = {name: getattr(torch, name) for name in ("where", "exp", "expm1", "log1p", "tanh", "erf")}
 _NAMES |= {"sigmoid": torch.sigmoid, "abs": torch.abs, "clip": torch.clamp, "inf": float("inf"), "nan": float("nan")}
 """The names in the activation table's formulas, bound to PyTorch's functions."""
@@ -55,17 +43,11 @@ def activate(v: torch.Tensor, activation: str | None) -> torch.Tensor:
     return function(v, *numbers) if entry.torch.attributes else function(v)
 
 
-def slope_times(g: torch.Tensor, activation: str, *, y: Any = None, x: Any = None) -> torch.Tensor:
-    """``g`` times the activation's slope, which is computed from the activation's result ``y`` or from its input
-    ``x``."""
-    name, numbers = parse_activation(activation)
-    if y is None and name == "hardswish":
+def slope_times(g: torch.Tensor, activation: str, x: torch.Tensor) -> torch.Tensor:
+    """``g`` times the activation's slope at its input ``x``."""
+    if parse_activation(activation)[0] == "hardswish":
         return _aten.hardswish_backward(g, x)  # at NaN the gradient itself, as PyTorch's; the formula's is NaN
-    if y is None:
-        return _compute(gradient_of_input(activation), dy=g, x=x)
-    if name in _FROM_RESULT:
-        return _FROM_RESULT[name](g, y, *numbers)
-    return _compute(str(gradient_of_result(activation)), dy=g, y=y)
+    return _compute(gradient_of_input(activation), dy=g, x=x)
 
 
 def named_activation(name: str, values: Mapping[str, Any]) -> str | None:
@@ -117,45 +99,3 @@ fused_convolution = define(
     _forward,
     _fake,
 )
-
-
-def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-    x, w, bias, residual, activation, *geometry_arguments = inputs
-    ctx.from_result = (
-        activation is None or gradient_of_result(activation) is not None
-    )  # if False, the backward computes the convolution again
-    ctx.save_for_backward(x, w, bias, residual, output if ctx.from_result and activation is not None else None)
-    ctx.activation, ctx.rest = activation, geometry_arguments
-
-
-def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """Gradients of all inputs. If the activation's slope cannot be computed from its result, the convolution runs
-    again."""
-    x, w, bias, residual, y = ctx.saved_tensors
-    x, geometry = padded(x, whole(*ctx.rest))
-    if ctx.activation is not None:
-        if ctx.from_result:
-            grad = slope_times(grad, ctx.activation, y=y)
-        else:
-            grad = slope_times(grad, ctx.activation, x=unfused(convolution(x, w, bias, *geometry), residual, None))
-    convolution_gradient = grad
-    if residual is not None:  # the residual may have broadcast the convolution's result
-        convolution_gradient = grad.sum_to_size(_shape(x, w, *geometry[:3]))
-    operand_gradients = gradients(ctx, convolution_gradient, x, w, None if bias is None else [bias.shape[0]], geometry)
-    if operand_gradients[0] is not None and has_sides(ctx.rest[1], x.ndim - 2):
-        crop = [-side for side in by_axis(ctx.rest[1])]
-        operand_gradients[0] = _aten.constant_pad_nd.default(operand_gradients[0], crop)
-    residual_gradient = None
-    if residual is not None and ctx.needs_input_grad[3]:
-        residual_gradient = grad.sum_to_size(residual.shape).to(residual.dtype)
-    return *operand_gradients, residual_gradient, *[None] * 5
-
-
-def _shape(x: torch.Tensor, w: torch.Tensor, *geometry: Sequence[int]) -> list[int]:
-    """The shape of the convolution's result; ``geometry`` is stride, padding and dilation."""
-    axes = zip(x.shape[2:], w.shape[2:], *(for_each_axis(values, x.ndim - 2) for values in geometry), strict=True)
-    return [x.shape[0], w.shape[0], *((i + 2 * p - d * (k - 1) - 1) // s + 1 for i, k, s, p, d in axes)]
-
-
-torch.library.register_autograd("convdispatch::fused_convolution", _gradients, setup_context=_keep, lib=_library)
-autocasts(_library, "fused_convolution", fused_convolution, 4)

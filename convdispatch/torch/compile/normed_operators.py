@@ -148,7 +148,7 @@ def _backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) 
         if mask[0]:
             normed_input, data = _normalised(x, table), data.to(table.dtype)
             data = data if residual is None else data + residual
-            data = data if norm == "identity" else slope_times(data, norm, x=normed_input)
+            data = data if norm == "identity" else slope_times(data, norm, normed_input)
             data = data.to(x.dtype)
         if mask[2]:
             axes, stored = [0, *range(2, x.ndim)], data.to(table.dtype)

@@ -187,19 +187,15 @@ def in_autocast(kind: str, operands: Sequence[Any]) -> list[Any]:
     return [each.to(dtype) if casts(each) else each for each in operands]
 
 
-def autocasts(library: torch.library.Library, name: str, operator: Callable[..., torch.Tensor], operands: int) -> None:
-    """Register autocast for an operator, as PyTorch's own convolutions have it; it casts the first ``operands``
-    arguments."""
+def _casting(kind: str) -> Callable[..., torch.Tensor]:
+    """``convolution`` under autocast, which casts its tensors as it does those of PyTorch's own."""
 
-    def casting(kind: str) -> Callable[..., torch.Tensor]:
-        def cast(*arguments: Any) -> torch.Tensor:
-            with torch.amp.autocast(kind, enabled=False):
-                return operator(*in_autocast(kind, arguments[:operands]), *arguments[operands:])
+    def cast(*arguments: Any) -> torch.Tensor:
+        with torch.amp.autocast(kind, enabled=False):
+            return convolution(*in_autocast(kind, arguments[:3]), *arguments[3:])
 
-        return cast
-
-    for kind in ("cpu", device_type()):
-        library.impl(name, casting(kind), f"Autocast{kind.upper()}")
+    return cast
 
 
-autocasts(_library, "convolution", convolution, 3)
+for _kind in ("cpu", device_type()):
+    _library.impl("convolution", _casting(_kind), f"Autocast{_kind.upper()}")

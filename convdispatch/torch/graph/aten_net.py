@@ -15,7 +15,7 @@ from ...elementwise.tensor import Tensor
 from ...nn import functional
 from ..compile.fused_operator import named_activation
 from . import aten_formulas, aten_norms, aten_shapes  # noqa: F401 (their operators enter the table)
-from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, TAKING, operator
+from .operator_table import MOVING, OF_SIZES, OPERATORS, PLACES, operator
 from .prologue import Prologue
 from .quantized import BYTES, DEQUANTIZING, QUANTIZING, Known, Missing, dequantize, quantize
 
@@ -75,7 +75,7 @@ class AtenNet:
             result = result[0] if isinstance(result, tuple | list) else result
             if name in QUANTIZING and isinstance(result, torch.Tensor) and result.dtype in BYTES:
                 continue
-            if not index_nodes.isdisjoint(parts) and name not in TAKING | MOVING:
+            if not index_nodes.isdisjoint(parts) and name not in MOVING:
                 raise Missing(f"{name} takes places that are computed")
             if _makes_places(node) or (name in MOVING and not index_nodes.isdisjoint(parts)):
                 index_nodes.add(node)

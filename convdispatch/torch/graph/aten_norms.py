@@ -1,5 +1,4 @@
-"""ATen's norms with statistics of their input, matrix products, distances, tables, attention and pooling, by
-convdispatch."""
+"""ATen's norms with statistics of their input, matrix products, attention and pooling, by convdispatch."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...elementwise import apply, reduce, take
+from ...elementwise import apply, reduce
 from ...elementwise.tensor import Tensor
 from ...nn import functional
 from .operator_table import OPERATORS, operator
@@ -46,28 +45,6 @@ def of_the_batch(net: Any, x: Any, w: Any, b: Any, mean: Any, variance: Any, mom
 
 
 OPERATORS["aten.bmm.default"] = lambda net, x, y: functional.matmul(net.put(x), net.put(y))
-# Indices are places of extremes along the table's rows, which are always within the table.
-OPERATORS["aten.embedding.default"] = lambda net, table, indices, *rest: take(net.put(table), indices, 0)
-
-
-@operator("aten._euclidean_dist.default")
-def _distances_by_products(net: Any, x: Any, y: Any) -> Tensor:
-    """``sqrt(|x|^2 + |y|^2 - 2 x y^T)`` of rows, which PyTorch uses if there are many rows."""
-    x, y = net.put(x), net.put(y)
-    x_squares, y_squares = (reduce("sum", "square(v)", (-1,), keepdims=True, v=each) for each in (x, y))
-    turned = [each.transpose(*range(each.ndim - 2), -1, -2) for each in (y, y_squares)]
-    square = apply("a + b - 2 * p", a=x_squares, b=turned[1], p=functional.matmul(x, turned[0]))
-    return apply("sqrt(where(s < 0, 0, s))", s=square)  # type: ignore[no-any-return]
-
-
-@operator("aten._cdist_forward.default")
-def _distances(net: Any, x: Any, y: Any, order: float, mode: Any = None) -> Tensor:
-    if order not in (1, 2):
-        raise Missing(f"distances of the order {order}")
-    x, y = net.put(x)[..., :, None, :], net.put(y)[..., None, :, :]
-    if order == 1:
-        return reduce("sum", "abs(x - y)", (-1,), x=x, y=y)  # type: ignore[no-any-return]
-    return apply("sqrt(s)", s=reduce("sum", "square(x - y)", (-1,), x=x, y=y))  # type: ignore[no-any-return]
 
 
 @operator("aten._scaled_dot_product_flash_attention_for_cpu.default")

@@ -30,15 +30,11 @@ MAX_HOOK_CHANGES = 4
 """How many times a converted module is recompiled because hooks on its parts changed; then it runs its own code."""
 
 
-def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
+def convert(model: nn.Module, *, fuse: bool = False) -> nn.Module:
     """Replace ``nn.Conv1d`` to ``nn.ConvTranspose3d`` in ``model`` by layers of the same parameters that call
     ``torch.ops.convdispatch.convolution``; changes the model, and returns it.
 
     Layers of classes derived from these are left: what they changed would be lost.
-
-    With ``fuse="training"`` besides, in each ``nn.Sequential`` a convolution takes in the activation that follows it,
-    in one pass that has gradients: ReLU, ReLU6, Hardtanh, LeakyReLU, ELU, Sigmoid and Tanh. Layers, parameters and
-    names stay what they are; where one of a pair has hooks, both run one by one.
 
     With ``fuse=True`` the result is a copy of the model, for inference: its layers are replaced as above, its weights
     do not learn, and its calls are compiled by ``torch.compile(backend="convdispatch")``, which folds batch norms and
@@ -50,13 +46,13 @@ def convert(model: nn.Module, *, fuse: bool | str = False) -> nn.Module:
     Raises InvalidArgument where ``model`` is to be fused in training mode: batch norms would use the batch's own
     statistics, so call ``model.eval()`` first; and for another ``fuse``.
     """
-    if not isinstance(fuse, bool) and fuse != "training":
-        raise InvalidArgument(f"fuse must be False, True or 'training', got {fuse!r}")
-    if fuse is True:
+    if not isinstance(fuse, bool):
+        raise InvalidArgument(f"fuse must be False or True, got {fuse!r}")
+    if fuse:
         with collection_put_off():
             return _compiled_copy(model)
     for module in list(model.modules()):
-        swap(module, pairs=fuse == "training")
+        swap(module)
     return model
 
 

@@ -16,8 +16,6 @@ OF_SIZES = {
 """Operators that read only the sizes of their tensor."""
 PLACES = {"aten.argmax.default", "aten.argmin.default", "aten.max.dim", "aten.min.dim"}
 """Operators whose result, or second result, is indices (int64) of elements."""
-TAKING = {"aten.embedding.default"}
-"""Operators that read elements at computed indices."""
 _VIEWS = "alias clone contiguous detach expand permute reshape unsqueeze _unsafe_view view"
 MOVING = {f"aten.{name}.default" for name in _VIEWS.split()}
 MOVING |= {"aten.squeeze.dim", "aten.squeeze.dims", "aten.transpose.int"}

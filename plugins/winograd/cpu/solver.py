@@ -10,6 +10,7 @@ from convdispatch.api import ConvProblem, DeviceInfo, Plan, Solver, rates
 from convdispatch.api.activations import ACTIVATIONS, parse_activation
 from convdispatch.api.cpu import lanes, registers
 
+from ..geometry import ERROR_RATES, unsuited
 from .case import Case, summed
 from .choice import Pace, configs, kernel, predicted
 
@@ -26,17 +27,9 @@ class Winograd(Solver):
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        if problem.ndim > 2:
-            return f"1-D and 2-D only, got {problem.ndim}-D"
-        kernel = (problem.kh, problem.kw)
-        if self.r not in kernel or set(kernel) - {1, self.r}:
-            return f"{self.r}x{self.r}, {self.r}x1 or 1x{self.r} only, got {kernel[0]}x{kernel[1]}"
-        if (problem.sh, problem.sw) != (1, 1):
-            return f"stride 1 only, got {problem.sh}x{problem.sw}"
-        if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
-            return f"dilation 1 only, got {problem.dh}x{problem.dw}"
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
+        reason = unsuited(problem, self.r)
+        if reason:
+            return reason
         channels = min(problem.ic, problem.oc) // problem.g
         if channels < MIN_CHANNELS:
             return f"{MIN_CHANNELS} channels a group or more, got {channels}"
@@ -65,20 +58,7 @@ class Winograd(Solver):
         return self._kernel(problem, config).plan(context)
 
 
-# Relative error of F(m, r) over the square root of the number of products summed, in every direction: (kernels along
-# both axes, kernels along one axis).
-_RATE = {
-    (2, 3): (3.3e-8, 2.5e-8),
-    (4, 3): (9.4e-8, 4.4e-8),
-    (5, 3): (2.0e-7, 6.3e-8),
-    (6, 3): (4.1e-7, 9.5e-8),
-    (7, 3): (1.02e-6, 1.5e-7),
-    (2, 5): (1.1e-7, 4.6e-8),
-    (4, 5): (3.8e-7, 8.7e-8),
-    (2, 7): (4.9e-7, 1.0e-7),
-    (4, 7): (2.2e-6, 2.2e-7),
-}
-TILES = tuple(_RATE)
+TILES = tuple(ERROR_RATES)
 """Tiles and kernels, (m, r), that have a solver."""
 MAX_ERRORS = {"float32": 1e-5, "tf32": 2e-3, "fast": 5e-2}
 """Relative error that each math mode allows."""
@@ -98,7 +78,6 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     """Relative error of F(m, r) on standard normal data.
 
     It grows with the root of the number of products that a transformed element sums one after the other.
-    The rates come from the tables of docs/results/accuracy.md.
     """
     axes = (problem.kh > 1) + (problem.kw > 1)
     merged = m**axes if problem.direction == "bwd_weights" else r**axes
@@ -106,7 +85,7 @@ def expected_error(problem: ConvProblem, m: int, r: int) -> float:
     run = summed(m, r)
     # A transformed element is a sum of running sums; for sums of fewer than 32 products its own rounding error
     # dominates.
-    return _RATE[m, r][2 - axes] * math.sqrt(max(32, min(terms, run) + terms / run))
+    return ERROR_RATES[m, r][2 - axes] * math.sqrt(max(32, min(terms, run) + terms / run))
 
 
 def shrunk(problem: ConvProblem) -> float:

@@ -9,15 +9,13 @@ from typing import Any
 
 from convdispatch.api import ConvProblem, DeviceInfo, gemm_configs, rates
 
-from ..geometry import TileGeometry
-from .work import Work, work_of
+from ..geometry import ERROR_RATES, TileGeometry
+from .work import Work
 
 MAX_TILES = 4
 """Most product tiles that are offered as configurations."""
 MIN_PIECE_TILES = 64
 """A piece with fewer tiles is not divided further, because that would only add launches."""
-UNIT_REGISTERS = 65536
-"""Registers of a compute unit; a work item needs some 70 in addition to those of its products."""
 RESIDENT_GROUPS = 3
 """Work groups of a product that a compute unit runs at a time."""
 
@@ -28,9 +26,6 @@ SUSTAINED = 0.92
 SHARES = {128: 0.76, 64: 0.82, 32: 0.65, 16: 0.49}
 # Steps of k in the time of a work group's first loads and last stores: product tiles up to 64x128, and larger ones
 START_STEPS = (24, 50)
-# Steps of k in the time of a work group's first loads and last stores, if both operands are transposed on their way to
-# local memory
-WEIGHTS_START_STEPS = 55
 COPY_SHARE = 0.94
 """Share of the measured bandwidth of a copy that the transform kernels reach."""
 
@@ -45,25 +40,6 @@ def _tiles(work: Work, device: DeviceInfo) -> list[dict[str, Any]]:
     return tiles[:MAX_TILES]
 
 
-def _sum_parts(geometry: TileGeometry, tile: Mapping[str, Any], device: DeviceInfo, pieces: int) -> int:
-    """Return the number of parts of a weights' gradient's sums that fills the GPU with whole waves of work groups."""
-    if not geometry.weights:
-        return 1
-    work = Work(geometry, pieces)
-    groups = -(-work.mp // tile["bm"]) * -(-work.kp // tile["bn"]) * geometry.points * geometry.groups
-    items = tile["bm"] * tile["bn"] // (tile["tm"] * tile["tn"])
-    slots = device.compute_units * max(1, UNIT_REGISTERS // (items * (tile["tm"] * tile["tn"] + 70)))
-    longest_sum = longest(geometry)
-    min_parts = 1 if longest_sum is None else -(-work.piece // longest_sum)
-    max_parts = max(min_parts, 1, min(64, work.piece // 256))
-
-    def waste(parts: int) -> float:
-        waves = math.ceil(groups * parts / slots)
-        return waves * slots / (groups * parts) + 0.02 * parts * (1 if groups >= slots else 0.2)
-
-    return min(range(min_parts, max_parts + 1), key=waste)
-
-
 def choices(geometry: TileGeometry, device: DeviceInfo) -> Iterator[dict[str, Any]]:
     """Configurations: product tiles over the largest pieces that one allocation holds, then ever smaller pieces."""
     limit = min(device.max_alloc_size or 1 << 62, (device.global_mem_size or 1 << 62) // 4)
@@ -72,10 +48,10 @@ def choices(geometry: TileGeometry, device: DeviceInfo) -> Iterator[dict[str, An
         pieces *= 2
     tiles = _tiles(Work(geometry, pieces), device)
     for tile in tiles:
-        yield {**tile, "pieces": pieces, "parts": _sum_parts(geometry, tile, device, pieces)}
+        yield {**tile, "pieces": pieces}
     while tiles and Work(geometry, pieces).piece > MIN_PIECE_TILES:
         pieces *= 2
-        yield {**tiles[0], "pieces": pieces, "parts": _sum_parts(geometry, tiles[0], device, pieces)}
+        yield {**tiles[0], "pieces": pieces}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -84,51 +60,33 @@ def _traffic(work: Work) -> float:
     geometry, problem = work.geometry, work.geometry.problem
     tensors = math.prod(problem.out_shape) * problem.itemsize * (1 + problem.accumulate + problem.residual)
     tensors += math.prod(problem.x_shape if problem.written != "x" else problem.y_shape) * problem.itemsize
-    if geometry.weights:
-        tensors += math.prod(problem.y_shape) * problem.itemsize
-        transformed = work.source_size + work.second_size + work.product_size
-    else:
-        transformed = work.pieces * (work.source_size + work.product_size)
-        transformed += 0 if work.constant else 2 * work.second_size
-        # NCHW output elements are written a tile apart, so each 32-byte sector is written more than once.
-        if not geometry.nhwc and work.inverse.run == 1:
-            tensors += math.prod(problem.out_shape) * problem.itemsize
+    transformed = work.pieces * (work.source_size + work.product_size)
+    transformed += 0 if work.constant else 2 * work.second_size
+    # NCHW output elements are written a tile apart, so each 32-byte sector is written more than once.
+    if not geometry.nhwc and work.inverse.run == 1:
+        tensors += math.prod(problem.out_shape) * problem.itemsize
     return tensors + transformed * work.accsize
 
 
 def seconds(geometry: TileGeometry, config: Mapping[str, Any], device: DeviceInfo) -> float:
     """Return the predicted seconds of one call."""
-    work, peaks = work_of(geometry, config), rates(device)
+    work, peaks = Work(geometry, config["pieces"]), rates(device)
     spec = work.product()
     m, n = (spec.n, spec.m) if config["swap"] else (spec.m, spec.n)
     groups = -(-m // config["bm"]) * -(-n // config["bn"]) * spec.batch
     area = config["bm"] * config["bn"]
-    group_ops = 2.0 * area * (spec.k + (WEIGHTS_START_STEPS if geometry.weights else START_STEPS[area > 8192]))
+    group_ops = 2.0 * area * (spec.k + START_STEPS[area > 8192])
     slots = device.compute_units * RESIDENT_GROUPS
     waves = max(math.ceil(groups / slots), groups / slots + 0.3)
     product = waves * slots * group_ops / SHARES.get(config["tm"] * config["tn"], 0.42)
     bandwidth = COPY_SHARE * peaks.bandwidth
     memory_seconds = (work.source_size + work.product_size) * work.accsize / bandwidth
     product = max(product / (SUSTAINED * peaks.flops), memory_seconds)
-    launches = work.pieces * 3 + 1 + (work.parts > 1)
-    return work.pieces * product + _traffic(work) / bandwidth + launches * peaks.launch
+    return work.pieces * product + _traffic(work) / bandwidth + (work.pieces * 3 + 1) * peaks.launch
 
 
-# Relative error of F(m, r) over the square root of the number n of products summed: (kernels along both axes, kernels
-# along one axis). Measured in float32 on normal data with n from 64 to 1024 (docs/results/accuracy.md); from n = 16 on
-# a tile's own rounding error is smaller.
-_RATE = {
-    (2, 3): (3.2e-8, 2.6e-8),
-    (4, 3): (9.5e-8, 4.3e-8),
-    (5, 3): (2.0e-7, 6.2e-8),
-    (6, 3): (4.1e-7, 9.1e-8),
-    (2, 5): (1.1e-7, 4.6e-8),
-    (4, 5): (3.8e-7, 8.9e-8),
-    (2, 7): (4.9e-7, 1.0e-7),
-    (4, 7): (2.2e-6, 2.2e-7),
-}
-TILES = tuple(_RATE)
-"""Tile sizes and kernel sizes whose error is known."""
+TILES = tuple(tile for tile in ERROR_RATES if tile != (7, 3))
+"""Tile sizes and kernel sizes that have a solver; F(7, 3) needs short sums."""
 MAX_ERROR = 1e-5
 """Relative error that math "float32" allows."""
 EXPECTED_SHARE = 0.7
@@ -138,7 +96,7 @@ times the error."""
 
 def _rate(geometry: TileGeometry) -> float:
     r = max(geometry.taps)
-    return _RATE[geometry.m, r][0 if min(geometry.taps) > 1 else 1]
+    return ERROR_RATES[geometry.m, r][0 if min(geometry.taps) > 1 else 1]
 
 
 def expected(geometry: TileGeometry, terms: int) -> float:

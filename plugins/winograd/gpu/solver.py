@@ -20,53 +20,39 @@ from convdispatch.api import (
     kernel_text,
 )
 
-from ..geometry import TileGeometry
+from ..geometry import TileGeometry, unsuited
 from .choice import choices, refusal, seconds
-from .work import Data, Filter, Printer, Work, work_of
+from .work import Data, Filter, Printer, Work
 
+MIN_CHANNELS = 16
+"""Least channels per group: with fewer the transforms cost more than the products that they save."""
 _GEMM = ("bm", "bn", "bk", "tm", "tn", "ln", "stages", "swap")
 
 
 class Tiles(Solver):
     """F(m, r) along every axis with r taps, in several launches: transforms, batched products, inverse transform.
 
-    Stride 1, 1-D and 2-D, groups, any padding, every dtype.
+    Forward and data gradient, stride 1, 1-D and 2-D, groups, any padding, every dtype.
     """
-
-    min_channels = 16
-    """Least channels per group: with fewer the transforms cost more than the products that they save."""
 
     def __init__(self, m: int, r: int) -> None:
         self.m, self.r = m, r
 
     def rejects(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Reject CPUs, problems beyond ``limits``, and groups of few channels."""
+        """Reject CPUs, the weights' gradient, what tiles and their error do not admit, and groups of few channels."""
         if device.type == "cpu":
             return "GPUs and accelerators only, got a CPU"
-        reason = self.limits(problem, device)
+        if problem.direction == "bwd_weights":
+            return "forward and bwd_data only, got bwd_weights"
+        reason = unsuited(problem, self.r)
         if reason:
             return reason
-        channels = min(problem.ic, problem.oc) // problem.g
-        if channels < self.min_channels:
-            return f"{self.min_channels} or more channels a group, got {channels}"
-        return None
-
-    def limits(self, problem: ConvProblem, device: DeviceInfo) -> str | None:
-        """Why the kernels cannot compute the problem."""
-        if problem.mb < 1:
-            return f"1 image or more, got {problem.mb}"
-        if problem.ndim > 2:
-            return f"1-D and 2-D only, got {problem.ndim}-D"
         pixels = max(problem.ih * problem.iw, problem.oh * problem.ow)
         if pixels >= 1 << 31:
             return f"images of less than 2**31 places, got {pixels}"
-        kernel = (problem.kh, problem.kw)
-        if self.r not in kernel or set(kernel) - {1, self.r}:
-            return f"{self.r} taps along one axis or both, 1 along the other, got {kernel[0]}x{kernel[1]}"
-        if (problem.sh, problem.sw) != (1, 1):
-            return f"stride 1 only, got {problem.sh}x{problem.sw}"
-        if any(d != 1 for d, k in zip((problem.dh, problem.dw), kernel, strict=True) if k > 1):
-            return f"dilation 1 only, got {problem.dh}x{problem.dw}"
+        channels = min(problem.ic, problem.oc) // problem.g
+        if channels < MIN_CHANNELS:
+            return f"{MIN_CHANNELS} or more channels a group, got {channels}"
         reason = refusal(TileGeometry(problem, self.m))
         if reason is None and next(choices(TileGeometry(problem, self.m), device), None) is None:
             reason = f"the product's smallest tile needs more than {device.local_mem_size} bytes of local memory"
@@ -78,7 +64,7 @@ class Tiles(Solver):
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int:
         """Transformed tiles and products of a piece, and transformed weights that are not constant."""
-        return work_of(TileGeometry(problem, self.m), config).areas[3]
+        return Work(TileGeometry(problem, self.m), config["pieces"]).areas[3]
 
     def cost(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float:
         """Return the predicted seconds: products at the share of the peak that they reach, and transforms."""
@@ -89,35 +75,19 @@ class Tiles(Solver):
         return passes(context, TileGeometry(problem, self.m), config)
 
 
-def gemm_config(work: Work, config: Mapping[str, Any]) -> dict[str, Any]:
-    spec = work.product()
-    return {"kind": "gpu", **{name: config[name] for name in _GEMM}, "split": 1, "ks": spec.k}
-
-
 def passes(context: Any, geometry: TileGeometry, config: Mapping[str, Any]) -> StepPlan:
     """Compile a configuration into the plan of its passes."""
-    work = work_of(geometry, config)
-    launches = Passes(context, work)
-    gemm, steps, packers = gemm_config(work, config), [], []
-    source, second_offset, product, size = work.areas
-    if not geometry.weights:
-        packers = [launches.filter(work.filter)]
-        steps += [] if work.constant else packers
-    gemm_plan = GemmPlan(context, work.product(), gemm)
-    for piece in range(work.pieces):
-        first_tile = piece * work.piece
+    work = Work(geometry, config["pieces"])
+    launches, spec, steps = Passes(context, work), work.product(), []
+    source, weights_offset, product, size = work.areas
+    packers, weights = [launches.filter(work.filter)], "w" if work.constant else "workspace"
+    steps += [] if work.constant else packers
+    tile = {name: config[name] for name in _GEMM}
+    gemm_plan = GemmPlan(context, spec, {"kind": "gpu", **tile, "split": 1, "ks": spec.k})
+    for first_tile in range(0, work.pieces * work.piece, work.piece):
         steps.append(launches.data(work.source, "y" if geometry.problem.direction == "bwd_data" else "x", first_tile))
-        if geometry.weights:
-            steps.append(launches.data(work.gradient, "y", first_tile))
-            plan = gemm_plan if piece == 0 else GemmPlan(context, work.product(accumulate=True), gemm)
-            steps.append(Product(plan, "workspace", "workspace", "workspace", second_offset, source, product))
-        else:
-            weights = "w" if work.constant else "workspace"
-            steps.append(Product(gemm_plan, weights, "workspace", "workspace", second_offset, source, product))
-            steps.append(launches.inverse(first_tile))
-    if geometry.weights:
-        steps += [launches.parts()] if work.parts > 1 else []
-        steps.append(launches.inverse(0))
+        steps.append(Product(gemm_plan, weights, "workspace", "workspace", weights_offset, source, product))
+        steps.append(launches.inverse(first_tile))
     if work.constant:
         return StepPlan(size, steps, work.packed_size, packers, pack_key(geometry))
     return StepPlan(size, steps)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from convdispatch.api import DTYPES, Areas, Axis, Epilogue, GemmSpec, Matrix, TensorLayout
+from convdispatch.api import DTYPES, Areas, Axis, GemmSpec, Matrix, TensorLayout
 from convdispatch.api.cpu import round_up
 
 from ..geometry import Pair, TileGeometry
@@ -126,7 +124,8 @@ class Inverse:
 class Work:
     """A geometry divided into ``pieces`` of tiles, which are computed one after another in the same memory.
 
-    Sums of the weights' gradient, which are over tiles, are divided into ``parts`` that run concurrently.
+    Sums of the weights' gradient, which ``nvidia.winograd`` alone computes, are over tiles; they are divided into
+    ``parts`` that run concurrently.
     """
 
     geometry: TileGeometry
@@ -200,24 +199,10 @@ class Work:
         return Inverse(self.m, self.mp, self.k, self.kp, self.rows, self.piece, plane,
                        math.prod(geometry.taps), width, run, self.areas[2])  # fmt: skip
 
-    def product(self, accumulate: bool = False) -> GemmSpec:
-        """Return the batched matrix product: one per transformed element and group (and part of the sum)."""
-        geometry, groups, rows = self.geometry, self.geometry.groups, self.rows
+    def product(self) -> GemmSpec:
+        """Return the batched matrix product of forward and data gradient: one per transformed element and group."""
+        geometry, rows = self.geometry, self.rows
         dtype = "float64" if self.acc == "double" else "float32"
-        epilogue = Epilogue(accumulate=accumulate)
-        if geometry.weights:
-            summed = rows // self.parts
-            batch = geometry.points * groups * self.parts
-
-            def operand(channels: int) -> Matrix:
-                """Rows are channels, columns tiles; batches are (point, group), and before them the parts."""
-                tile, channel = (channels, 1) if geometry.nhwc else (1, rows)
-                batches = Axis(channels * rows, inner=geometry.points * groups, outer=summed * tile)
-                return Matrix(Axis(channel), Axis(tile), batches)
-
-            c = Matrix(Axis(self.kp), Axis(1), Axis(self.mp * self.kp))
-            return GemmSpec(self.mp, self.kp, summed, batch, dtype, operand(self.mp), operand(self.kp).transposed, c,
-                            epilogue, alignment=4)  # fmt: skip
         a = Matrix(Axis(1), Axis(self.mp), Axis(self.mp * self.kp))
         if geometry.nhwc:
             b, c = Matrix(Axis(1), Axis(self.kp)), Matrix(Axis(1), Axis(self.mp))
@@ -225,9 +210,4 @@ class Work:
             b, c = Matrix(Axis(rows), Axis(1)), Matrix(Axis(rows), Axis(1))
         b = Matrix(b.row, b.col, Axis(self.kp * rows))
         c = Matrix(c.row, c.col, Axis(self.mp * rows))
-        return GemmSpec(self.mp, rows, self.kp, geometry.points * groups, dtype, a, b, c, epilogue, alignment=4)
-
-
-def work_of(geometry: TileGeometry, config: Mapping[str, Any]) -> Work:
-    """Return the ``Work`` that a configuration describes."""
-    return Work(geometry, config["pieces"], config["parts"])
+        return GemmSpec(self.mp, rows, self.kp, geometry.points * geometry.groups, dtype, a, b, c, alignment=4)

@@ -181,19 +181,6 @@ def test_every_kind_of_configuration_of_one_problem(queue):
         check_config(queue, problem, SOLVER, config)
 
 
-@pytest.mark.parametrize(
-    "text", ["mb3ic21ih9iw7oc34kh1", "g2mb4ic10ih20oc38kh1+accumulate", "f64_mb2ic9iw40oc5kw1", "f16_mb3ic7ih8oc9kh1"]
-)
-def test_weights_gradients_of_images_one_after_another(queue, text):
-    problem, info = ConvProblem.parse("bwd_weights_" + text), runtime.device_info(queue.device)
-    if info.supports(problem.dtype):
-        pytest.skip("the device lacks it")
-    apart = [config for config in SOLVER.configs(problem, info) if config.get("apart")]
-    assert bool(apart) == (info.type == "cpu" and problem.dtype != "float16")  # which is rounded once
-    for config in apart[:1] + apart[-1:]:
-        check_config(queue, problem, SOLVER, config)
-
-
 @pytest.mark.parametrize("info", [CPU, GPU], ids=["cpu", "gpu"])
 def test_answers_are_pure_and_caps_fall(info):
     for problem in cases()[::53]:
@@ -205,7 +192,7 @@ def test_answers_are_pure_and_caps_fall(info):
         assert all(SOLVER.cost(problem, info, config) > 0 for config in configs)
 
 
-def test_products_in_place_come_in_the_order_of_what_their_packing_costs():
+def test_products_come_in_the_order_of_what_their_packing_costs():
     problem = ConvProblem.parse("bwd_weights_mb1ic192ih28oc64kh1")
     configs = [config for config in SOLVER.configs(problem, CPU) if config["cap"] == 8 << 20]
     costs = [SOLVER.cost(problem, CPU, config) for config in configs]

