@@ -1,7 +1,5 @@
 """examples/train.py: nets learn, a killed run is continued exactly; examples/classify.py."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
