@@ -1,7 +1,7 @@
 """Models with habits, changed between two calls and called in other ways; how the fuzzer finds what is wrong."""
 
 import pytest
-from habit_programs import FULL, program, without_a_compiler  # noqa: F401 (a fixture)
+from habit_programs import DOORS, program, without_a_compiler  # noqa: F401 (a fixture)
 
 from bench.cases import fuzz_torch as fuzz
 from bench.fuzz_writes import CHANGES
@@ -10,7 +10,7 @@ Step = fuzz.Step
 
 
 @pytest.mark.parametrize("engine", ["form", pytest.param("operators", marks=pytest.mark.full)])
-@pytest.mark.parametrize("door", ["fused", *FULL])
+@pytest.mark.parametrize("door", ["fused", *(pytest.param(door, marks=pytest.mark.full) for door in DOORS)])
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_between_calls(change, door, engine):
     steps = Step(), Step(change=change, value=2.0), Step(), Step(change=change, value=3.0, mode="grad")

@@ -3,7 +3,7 @@ the model itself, at each call. The habits are bench's, whose fuzzer combines th
 
 import pytest
 import torch
-from habit_programs import FULL, program, without_a_compiler  # noqa: F401 (a fixture)
+from habit_programs import DOORS, WRITING, program, without_a_compiler, wrong  # noqa: F401 (a fixture)
 
 from bench import fuzz_habits as habits
 from bench.cases import fuzz_torch as fuzz
@@ -37,25 +37,16 @@ def test_pytorch_does_what_is_compared(habit, change):
         assert fuzz._raised(world, 0)[1] is None
 
 
-WRITING = [habit for habit in habits.HABITS if not habit.startswith(("reads ", "asks "))]
+@pytest.mark.parametrize("habit", [habit for habit in habits.HABITS if habit not in WRITING])
+def test_habits_that_read_and_ask(habit):
+    assert wrong(habit, "fused") is None
 
 
-@pytest.mark.parametrize(
-    ("habit", "door"),
-    [
-        *((habit, "fused") for habit in habits.HABITS),
-        *((habit, "backend") for habit in WRITING),
-        *(pytest.param(habit, door.values[0], marks=pytest.mark.full) for habit in habits.HABITS for door in FULL),
-    ],
-)
-def test_habits(habit, door):
-    reads = habit if habit.startswith("reads ") else "an attribute"
-    steps = (
-        Step(other="same"),
-        Step(state=reads, value=3.0, other="another"),
-        Step(state=reads, value=2.0, change=".data.mul_", mode="grad", size=1, other="scalar"),
-    )
-    assert fuzz.run(program(*steps, habit=(habit,)), door) is None
+@pytest.mark.full
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("habit", habits.HABITS)
+def test_habits_behind_every_door(habit, door):
+    assert wrong(habit, door) is None
 
 
 def test_seeds_are_programs_that_pytorch_runs():
