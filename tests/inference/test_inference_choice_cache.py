@@ -1,7 +1,5 @@
 """What is kept of a choice of forms: when it is built alone, and when forms are timed anew."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import small_net

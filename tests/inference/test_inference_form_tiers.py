@@ -1,7 +1,5 @@
 """A cold net's predicted form answers while the others are built aside, and calls in turns say which one stays."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which forms of a net are built: those that the prediction does not rule out."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import types

@@ -1,7 +1,5 @@
 """Zeros round a picture become the padding of the convolution that reads it; nothing else does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

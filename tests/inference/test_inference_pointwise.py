@@ -1,7 +1,5 @@
 """Element-wise chains in the inference form: what is put together, what must not be, and the same numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_net import normal

@@ -1,7 +1,5 @@
 """The first layers of a net run for slices of the batch where pictures of all images are too large for the caches."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Views of pictures in the other layout: the same elements, and no copies between a norm over channels and layers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

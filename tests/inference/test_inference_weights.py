@@ -1,7 +1,5 @@
 """Constant weights on their way into plans: folded aside, packed once, and the same however long that takes."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Flax, Equinox and Keras on JAX, unchanged, under enable(): results and gradients as XLA's, convolutions counted."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

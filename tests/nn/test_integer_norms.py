@@ -1,7 +1,5 @@
 """Norms over channels in quantized nets: bytes that are looked up in the place of a dozen operations, bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """EfficientNet-lite0: geometry, weights and logits."""
 
-from __future__ import annotations
-
 import importlib.util
 import pickle
 

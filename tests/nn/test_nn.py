@@ -1,7 +1,5 @@
 """Layers against the reference and against each other's layouts; nets of them as containers of parameters."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from checking import compare

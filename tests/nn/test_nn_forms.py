@@ -3,8 +3,6 @@
 Pooling behind a ReLU, reductions of neighbours, LRN.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyopencl as cl
 import pytest

@@ -1,7 +1,5 @@
 """Every operation's gradient: numerically, in float64 along random directions, and against torch's."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

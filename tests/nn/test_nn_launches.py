@@ -1,7 +1,5 @@
 """How many kernels a convolution's training launches: each pass over memory is one, and nothing is copied."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

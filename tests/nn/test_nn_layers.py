@@ -1,7 +1,5 @@
 """Layers, losses and optimisers: against NumPy and torch, over many steps, and refused input."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from checking import compare

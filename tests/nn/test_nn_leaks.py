@@ -3,8 +3,6 @@
 Adam's steps, whose tape is SGD's, and the leaks that the measure must see take 300; with --full 1,000 too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import itertools

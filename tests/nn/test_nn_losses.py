@@ -1,7 +1,5 @@
 """Cross-entropy, and softmax as a device gets it and in a GPU's form: few rows and many, narrow and wide."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from as_gpu import as_gpu

@@ -1,7 +1,5 @@
 """Matrix products, normalisation by own statistics, pooling of one to three axes: against float64 in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pooling import windows

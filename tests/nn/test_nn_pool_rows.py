@@ -1,7 +1,5 @@
 """Pooling forward in vectors on CPUs: widths around 4, 8 and 16, strides, padding and dilation, NaN and infinities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pooling import windows

@@ -1,7 +1,5 @@
 """The tape: what it notes, and how gradients accumulate."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_net import LABELS, normal

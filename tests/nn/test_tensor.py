@@ -1,7 +1,5 @@
 """Tensors against NumPy: views are the same memory seen the same way, copies are the same values."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

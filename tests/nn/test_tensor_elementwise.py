@@ -1,7 +1,5 @@
 """apply and reductions against NumPy: formulas, strides, broadcasts, types, errors."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

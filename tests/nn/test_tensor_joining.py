@@ -1,7 +1,5 @@
 """Filled tensors and concatenation, against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_net import normal

@@ -1,7 +1,5 @@
 """Sampling by tables, gathering by indices, products, places of the largest: against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_net import normal

@@ -1,7 +1,5 @@
 """Nets that Keras exports, on its torch backend: pictures with channels last, sizes open; against Keras itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """ONNX's nine nets with seeded weights, and files that the three of an OCR package are: logits against onnxruntime."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """onnxruntime's QLinear operators by onnxruntime itself, and nets as its quantizer writes them in QOperator format."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

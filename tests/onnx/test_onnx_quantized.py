@@ -1,7 +1,5 @@
 """ONNX's quantized operators by onnx's own cases, and nets in 8 bits as onnxruntime's tool writes them."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import warnings

@@ -1,8 +1,6 @@
 """What an ONNX file's shapes say: constants of more axes than a result has, initialisers that are fed, results without
 elements, scales and biases that do not fit; and arrays of any byte order, and lists, for inputs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Nets that PyTorch exports: a detector, a U-Net, a mobile net with squeezing, attention; against PyTorch itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 

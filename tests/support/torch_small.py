@@ -3,7 +3,9 @@
 import torch
 from torch import nn
 
-__all__ = ["Body", "Disabled", "Net"]
+import convdispatch.torch as ct
+
+__all__ = ["Body", "Called", "Disabled", "Net", "both", "picture"]
 
 
 class Net(nn.Module):
@@ -39,3 +41,30 @@ class Body(nn.Module):
 
     def forward(self, *given, **named):
         return self.body(self, *given, **named)
+
+
+class Called(nn.Module):
+    """Two convolutions of a tensor among what is given; ``body(self, result, ...)`` computes the answer from it."""
+
+    def __init__(self, body=lambda m, y, x: y):
+        super().__init__()
+        self.one, self.two, self.body = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 1), body
+
+    def layers(self, x):
+        return self.two(self.one(x).relu())
+
+    def forward(self, *given, **named):
+        x = given[0] if given else named["x"]
+        x = x["x"] if isinstance(x, dict) else x[0] if isinstance(x, list | tuple) else x
+        return self.body(self, self.layers(x), *(given or (x,)), **{k: v for k, v in named.items() if k != "x"})
+
+
+def both(body=lambda m, y, x: y):
+    """A model and its converted one."""
+    model = Called(body).eval().requires_grad_(False)
+    return model, ct.convert(model, fuse=True)
+
+
+def picture(*shape):
+    """Of a shape, or 1x3x6x6."""
+    return torch.randn(*(shape or (1, 3, 6, 6)))

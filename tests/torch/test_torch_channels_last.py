@@ -153,7 +153,7 @@ def test_inductor_hands_our_operators_the_graph_s_strides(monkeypatch):
     monkeypatch.setattr(compile_fx, "compile_fx_inner", _operations(operations, is_inference=False))
     monkeypatch.setattr(inductor, "prepare_kernels", lambda *_, **__: None)
     torch._dynamo.reset()
-    model = torch_zoo.ResNet((1, 3, 3), torch_zoo._bottleneck, 4, base=8).train().to(memory_format=torch.channels_last)
+    model = torch_zoo.ResNet((1, 1), torch_zoo._bottleneck, 4, base=8).train().to(memory_format=torch.channels_last)
     x = torch.randn(4, 3, 64, 64).to(memory_format=torch.channels_last)
     with (
         torch._functorch.config.patch(force_non_lazy_backward_lowering=True),

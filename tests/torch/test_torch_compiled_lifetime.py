@@ -447,15 +447,15 @@ def test_models_of_which_parts_live_on_keep_their_forms(door):
     assert left() == before
 
 
-def test_30_models_in_turn(door):
-    """Each has 4 MB of weights, which a form packs once more.
+def test_models_in_turn(door):
+    """Each has 8 MB of weights, which a form packs once more.
 
     What stays of Python's objects is PyTorch's own: Dynamo keeps 0.23 MB a model (texts of guards, frames of traces,
     metrics), as much for ``torch.compile`` with AOTAutograd and a back end that only calls the graph.
     """
 
     def turn():
-        compiled = door(sequence(width=1 << 15).eval())
+        compiled = door(sequence(width=1 << 16).eval())
         with torch.no_grad():
             compiled(picture(3))
         del compiled
@@ -467,17 +467,17 @@ def test_30_models_in_turn(door):
             ctypes.CDLL(None).malloc_trim(0)
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
-    for _ in range(8):  # what is imported and compiled in the background comes with the first
+    for _ in range(4):  # what is imported and compiled in the background comes with the first
         turn()
     before = memory()
-    for _ in range(30):
+    for _ in range(12):
         turn()
-    assert memory() - before < 40 * MB
+    assert memory() - before < 32 * MB
     tracemalloc.start()
     try:
-        for _ in range(10):
+        for _ in range(5):
             turn()
         traced = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert traced < 8 * MB, "Python's objects; tensors are not among them"
+    assert traced < 4 * MB, "Python's objects; tensors are not among them"

@@ -1,13 +1,16 @@
 """The device "opencl": training as on the CPU, views that alias, saving, copying, printing; fallbacks are counted.
 
-In a process of its own: PyTorch takes one added device a process, and keeps it.
+In a process of their own: PyTorch takes one added device a process, and keeps it.
 """
 
+import json
 import subprocess
 import sys
 
+import pytest
+
 PREAMBLE = """
-import copy, io, warnings
+import copy, io, json, sys, traceback, warnings
 import torch
 import convdispatch.torch as ct
 ct.register_device()
@@ -19,14 +22,8 @@ def close(device, host, limit=1e-5):
     assert difference <= limit, (float(difference), device, host)
 """
 
-
-def run(code: str) -> None:
-    finished = subprocess.run([sys.executable, "-c", PREAMBLE + code], capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-
-
-def test_twenty_steps_follow_the_cpu():
-    run("""
+PROGRAMS = {
+    "twenty steps follow the cpu": """
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -64,11 +61,8 @@ on_host = {reason.split(":")[0] for reason in counted["reasons"]}
 own = "mul.out relu.default addcdiv.out sigmoid.out convolution.default threshold_backward.grad_input"
 assert not on_host & {"aten." + name for name in own.split()}, on_host
 assert counted["fallback"]
-""")
-
-
-def test_views_alias_and_copies_keep_every_type():
-    run("""
+""",
+    "views alias and copies keep every type": """
 names = "float32 float64 float16 bfloat16 int64 int8 bool complex64"
 for dtype in (getattr(torch, name) for name in names.split()):
     host = (torch.randn(4, 6) * 5).to(dtype)
@@ -103,11 +97,8 @@ assert torch.equal(values.cpu(), x.max(1).values)
 out = torch.empty(0, device="opencl")
 torch.exp(x.to("opencl"), out=out)
 close(out, x.exp())
-""")
-
-
-def test_saving_copying_printing_and_gradients():
-    run("""
+""",
+    "saving copying printing and gradients": """
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).to("opencl")
 stream = io.BytesIO()
 torch.save(net.state_dict(), stream)
@@ -147,4 +138,30 @@ try:
 except RuntimeError:
     pass
 torch.opencl.synchronize()
-""")
+""",
+}
+RUN = """
+found = {}
+for name, text in json.loads(sys.argv[1]).items():
+    ct.reset_counters()
+    torch.manual_seed(0)
+    try:
+        exec(text, globals().copy())
+    except Exception:
+        found[name] = traceback.format_exc()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def failures():
+    """What each of the programs raised, by name."""
+    command = [sys.executable, "-c", PREAMBLE + RUN, json.dumps(PROGRAMS)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_device(failures, name):
+    assert name not in failures, failures[name]

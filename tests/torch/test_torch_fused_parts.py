@@ -370,7 +370,7 @@ def test_script_and_trace_of_a_fused_model(activation):
 
 def test_script_leaves_a_fused_model_as_it_is_and_takes_each_layer_for_itself():
     """PyTorch knows layers by their addresses while it scripts: one that is freed leaves its own to the next."""
-    for _ in range(8):
+    for turn in range(8):
         layers = [
             (nn.Conv2d(c, c + 1, 3, padding=1), nn.BatchNorm2d(c + 1), nn.GELU(), nn.Dropout()) for c in range(3, 9)
         ]
@@ -379,5 +379,5 @@ def test_script_leaves_a_fused_model_as_it_is_and_takes_each_layer_for_itself():
             before = [(name, type(each)) for name, each in fused.named_modules()], list(fused.state_dict())
             expected, scripted = model(x), torch.jit.script(fused)
             assert error(scripted(x), expected) < 1e-5
-            assert error(fused(x), expected) < 1e-5
             assert before == ([(name, type(each)) for name, each in fused.named_modules()], list(fused.state_dict()))
+            assert turn or error(fused(x), expected) < 1e-5  # once: Dynamo traces 24 layers for seconds

@@ -1,29 +1,15 @@
 """Models whose code reads and writes Python's state, asks tensors and modes, or enters contexts: compiled models do as
-the model itself, at each call. The habits and changes are bench's, whose fuzzer combines them."""
+the model itself, at each call. The habits are bench's, whose fuzzer combines them."""
 
 import pytest
 import torch
+from habit_programs import DOORS, WRITING, program, without_a_compiler, wrong  # noqa: F401 (a fixture)
 
 from bench import fuzz_habits as habits
 from bench.cases import fuzz_torch as fuzz
 from bench.fuzz_writes import CHANGES
-from convdispatch.torch.graph import inductor
 
 Step = fuzz.Step
-FULL = [pytest.param(door, marks=pytest.mark.full) for door in ("backend", "enable", "converted")]
-
-
-@pytest.fixture(autouse=True)
-def without_a_compiler(monkeypatch):
-    monkeypatch.setattr(inductor, "available", lambda device: False)
-    defaults = fuzz.Backend.__init__.__defaults__
-    yield
-    fuzz.Backend.__init__.__defaults__ = defaults
-    habits.reset()
-
-
-def program(*steps, habit=(), engine="form"):
-    return fuzz.Program(1, habit, steps, False, engine, None, simple=True)
 
 
 def test_a_state_that_is_set_changes_what_is_read():
@@ -51,52 +37,16 @@ def test_pytorch_does_what_is_compared(habit, change):
         assert fuzz._raised(world, 0)[1] is None
 
 
-WRITING = [habit for habit in habits.HABITS if not habit.startswith(("reads ", "asks "))]
+@pytest.mark.parametrize("habit", [habit for habit in habits.HABITS if habit not in WRITING])
+def test_habits_that_read_and_ask(habit):
+    assert wrong(habit, "fused") is None
 
 
-@pytest.mark.parametrize(
-    ("habit", "door"),
-    [
-        *((habit, "fused") for habit in habits.HABITS),
-        *((habit, "backend") for habit in WRITING),
-        *(pytest.param(habit, door.values[0], marks=pytest.mark.full) for habit in habits.HABITS for door in FULL),
-    ],
-)
-def test_habits(habit, door):
-    reads = habit if habit.startswith("reads ") else "an attribute"
-    steps = (
-        Step(other="same"),
-        Step(state=reads, value=3.0, other="another"),
-        Step(state=reads, value=2.0, change=".data.mul_", mode="grad", size=1, other="scalar"),
-    )
-    assert fuzz.run(program(*steps, habit=(habit,)), door) is None
-
-
-@pytest.mark.parametrize("engine", ["form", pytest.param("operators", marks=pytest.mark.full)])
-@pytest.mark.parametrize("door", ["fused", *FULL])
-@pytest.mark.parametrize("change", CHANGES)
-def test_changes_between_calls(change, door, engine):
-    steps = Step(), Step(change=change, value=2.0), Step(), Step(change=change, value=3.0, mode="grad")
-    assert fuzz.run(program(*steps, habit=("functional",), engine=engine), door) is None
-
-
-@pytest.mark.parametrize("way", ["copied", "methods", "one method", "thread", "twice", "checkpoint"])
-def test_ways(way):
-    assert (
-        fuzz.run(program(Step(way=way), Step(change="mul_", way=way), habit=("reads an attribute",)), "fused") is None
-    )
-
-
-def test_what_is_wrong_is_found_and_made_small(monkeypatch):
-    """As if a compiled model did not see that its weights were written."""
-    own = CHANGES["mul_"]
-    monkeypatch.setitem(CHANGES, "mul_", lambda world: None if world.door == "fused" else own(world))
-    steps = Step(size=1), Step(), Step(change="mul_", mode="inference"), Step(), Step(way="thread")
-    found = program(*steps, habit=("a generator", "tolist"))
-    assert "step 2" in str(fuzz.run(found, "fused"))
-    small = fuzz.shrunk(found, "fused")
-    assert small.habits == ()
-    assert small.steps == (Step(change="mul_"),)
+@pytest.mark.full
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("habit", habits.HABITS)
+def test_habits_behind_every_door(habit, door):
+    assert wrong(habit, door) is None
 
 
 def test_seeds_are_programs_that_pytorch_runs():

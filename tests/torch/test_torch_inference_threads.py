@@ -272,6 +272,7 @@ def test_forms_are_timed_in_the_threads_in_which_they_run(here, queue, runs, tmp
     assert len(set(asked)) == 3
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_a_fused_model_runs_in_pytorchs_threads(here, runs):
     model = small_net.torch_net(torch).eval()
     x = torch.randn(2, 3, 13, 13)

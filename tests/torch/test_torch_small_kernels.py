@@ -1,7 +1,5 @@
 """Small kernels of training graphs: which are joined, what they compute, how many a step has on a described GPU."""
 
-from __future__ import annotations
-
 import operator
 
 import pytest
