@@ -16,10 +16,8 @@ PROBLEM = ConvProblem.parse("mb2ic16ih28oc16kh3ph1")
 
 
 @pytest.fixture
-def held(monkeypatch, read_anew):
-    """Most bytes that were alive at once of all that the search allocated; few plugins, each with scratch memory."""
-    monkeypatch.setenv("CONVDISPATCH_PLUGINS", "im2col,implicitgemm,winograd")
-    read_anew()
+def held(monkeypatch):
+    """Most bytes that were alive at once of all that the search allocated."""
     now = {"held": 0, "peak": 0}
 
     class Counted(cl.Buffer):
