@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import as_gpu
 
     as_gpu.optimised = config.getoption("--full")
-    config.addinivalue_line("markers", "computes: its kernels are compiled as users get them, optimised")
+    config.addinivalue_line("markers", "computes: its kernels run for longer than a compiler optimises them")
     config.addinivalue_line("markers", "full: run with --full, else not even collected")
 
 
@@ -184,33 +184,6 @@ def settled():
         sys.modules["torch._dynamo"].reset()
     if len(gc.get_objects()) > MANY:
         settle()
-
-
-HURRIED = ("calls", "measurement", "selection")
-"""Rooms of what is chosen, recorded and called; what a compiler makes of kernels is tested beside the plugins."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_a_hurry(request):
-    """Kernels of those rooms are not optimised, but with ``--full`` and for the marker ``computes``."""
-    if request.path.parent.name not in HURRIED or request.node.get_closest_marker("computes"):
-        yield
-        return
-    from as_gpu import hurried
-
-    from convdispatch.device.programs import kernels
-    from convdispatch.selection import dispatch
-
-    compiled = kernels._compile
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            kernels, "_compile", lambda context, text, options: compiled(context, text, hurried(context, options))
-        )
-        dispatch.forget()
-        kernels.forget()
-        yield
-    dispatch.forget()
-    kernels.forget()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -24,7 +24,6 @@ from convdispatch.device import runtime
 from convdispatch.measurement import reference
 from convdispatch.selection.plugins.loader import plugins
 
-pytestmark = pytest.mark.computes
 BASIC, NEAR = shape_tables.load("basic"), shape_tables.load("near_miss")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 VARIANTS = list(itertools.product(("nchw", "nhwc"), ("integer", "real"), ("device", "host")))

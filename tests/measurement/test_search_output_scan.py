@@ -11,8 +11,6 @@ from convdispatch.device import runtime
 from convdispatch.measurement.search.trial import PATTERN, OutputScan
 from convdispatch.measurement.search.trialdata import RANDOM_PERIOD, random_operands
 
-pytestmark = pytest.mark.computes
-
 COUNT = 100_003
 
 

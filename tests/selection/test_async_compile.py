@@ -17,8 +17,6 @@ from convdispatch.measurement import reference
 from convdispatch.selection import async_compile, dispatch
 from convdispatch.selection.async_compile import GenericSolver
 
-pytestmark = pytest.mark.computes
-
 X, W = small_net.normal(2, 6, 9, 8), small_net.normal(4, 3, 3, 2, seed=1)
 PROBLEM = ConvProblem.parse("g2mb2ic6ih9iw8oc4kh3kw2")
 

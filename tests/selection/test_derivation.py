@@ -22,8 +22,6 @@ from convdispatch.selection.derivation.rewriting import MOST_GROUPS, Copy, Rewri
 from convdispatch.selection.plugins import loader
 from convdispatch.selection.visible_problem import visible_problem
 
-pytestmark = pytest.mark.computes
-
 TABLES = [*shape_tables.load("near_miss"), *shape_tables.load("basic")]
 DIRECTIONS = ("fwd", "bwd_data", "bwd_weights")
 

@@ -22,8 +22,6 @@ from convdispatch.selection.layer_chain import run_layered
 from convdispatch.selection.plugins.loader import plugins
 from convdispatch.selection.visible_problem import operand_sizes, unfused_seconds, visible_problem
 
-pytestmark = pytest.mark.computes
-
 
 class Fuses:
     """A solver that fuses some parts."""
