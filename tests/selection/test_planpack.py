@@ -273,31 +273,22 @@ def test_damaged_weights_are_packed_anew(queue, made, tmp_path):
 # --- files from anywhere ---------------------------------------------------------------------------------------------
 
 
+EMPTY = {"plan pack": 1} | {name: {} for name in ("device", "plugins", "decisions", "forms", "programs", "weights")}
+
+
 def packed(**members):
     """An archive of these members, and the two that a pack must have."""
     file = io.BytesIO()
-    manifest = {
-        "plan pack": 1,
-        "device": {},
-        "plugins": {},
-        "decisions": {},
-        "forms": {},
-        "programs": {},
-        "weights": {},
-    }
-    members = {form.MANIFEST: json.dumps(manifest), form.TEXTS: "{}"} | {
-        n.replace("__", "/"): c for n, c in members.items()
-    }
+    members = {n.replace("__", "/"): c for n, c in members.items()}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out:
-        for name, content in members.items():
+        for name, content in ({form.MANIFEST: json.dumps(EMPTY), form.TEXTS: "{}"} | members).items():
             if content is not None:
                 out.writestr(name, content)
     return file.getvalue()
 
 
 def manifest(**changes):
-    values = {"plan pack": 1, "device": {}, "plugins": {}, "decisions": {}, "forms": {}, "programs": {}, "weights": {}}
-    return packed(**{form.MANIFEST: json.dumps(values | changes)})
+    return packed(**{form.MANIFEST: json.dumps(EMPTY | changes)})
 
 
 def twice():
