@@ -277,6 +277,16 @@ def item_by_item(request, monkeypatch):
 
 
 @pytest.fixture
+def compiled(monkeypatch):
+    """Texts that were compiled."""
+    from convdispatch.device.programs import binary_cache
+
+    texts, real = [], binary_cache._from_text
+    monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
+    return texts
+
+
+@pytest.fixture
 def sabotage(tmp_path, monkeypatch, read_anew):
     """A function that puts the text of a plugin ``bad`` beside im2col, in a world of their own."""
     from sabotaging import placed

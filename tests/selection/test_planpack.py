@@ -21,7 +21,7 @@ from strategies import FUZZ, answer, mutated
 from convdispatch import constant, conv, frozen, inference, load_pack
 from convdispatch.api import ConvDispatchWarning, Frozen, InvalidArgument
 from convdispatch.device.cache import artifact_store
-from convdispatch.device.programs import binary_cache, kernels
+from convdispatch.device.programs import kernels
 from convdispatch.selection import decision_store, dispatch, planpack
 from convdispatch.selection.planpack import decisions, reading
 from convdispatch.selection.planpack import reading as form
@@ -41,14 +41,6 @@ def nothing_kept(monkeypatch, tmp_path):
 def forget():
     dispatch.forget()
     kernels.forget()
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """Texts that were compiled."""
-    texts, real = [], binary_cache._from_text
-    monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
-    return texts
 
 
 _made = {}
