@@ -129,7 +129,7 @@ def test_a_kernel_that_hangs_does_not_hold_a_command(start, tmp_path, words, num
 
 
 def test_a_search_ends_cleanly_while_a_compiler_is_at_work(start, tmp_path):
-    job = start("find", SLOW, "--budget", 4000, "--no-isolate", "--jobs", 0, CONVDISPATCH_KERNEL_CACHE="off")
+    job = start("find", SLOW, "--budget", 8000, "--no-isolate", "--jobs", 0, CONVDISPATCH_KERNEL_CACHE="off")
     shown, said = job.communicate(timeout=200)
     assert job.returncode == 0, (shown, said)
     assert "odd.good" in shown
