@@ -114,8 +114,8 @@ def test_warning_filters_are_the_callers(queue, folder):
 
 def test_dropped_programs_come_back_from_their_files(queue, folder, compiled, monkeypatch):
     """Far more texts than are kept: each is compiled once, and later only loaded."""
-    monkeypatch.setattr(kernels, "NEW_SHARE", 20 * kernels.PROGRAM_BYTES)
-    texts = [TEXT + f"// {number}\n" for number in range(70)]
+    monkeypatch.setattr(kernels, "NEW_SHARE", 8 * kernels.PROGRAM_BYTES)
+    texts = [TEXT + f"// {number}\n" for number in range(30)]
     for text in texts:
         kernels.build(queue.context, text, ["-DNUMBER=5"])
     assert texts[0] not in [text for _, text, _ in kernels._programs._all]
