@@ -171,12 +171,15 @@ def patience():
     """
     from convdispatch.inference import form_benchmark
     from convdispatch.measurement.search import probing, session
-    from convdispatch.selection.plugins import answer_trial, verdicts
+    from convdispatch.selection.plugins import answer_trial, loader, verdicts
 
     verdicts.IMPORT_S = probing.RUN_S = session.LEAST_TRIAL_S = 600.0
     form_benchmark.SAMPLE_S = 0.0
     # Hundreds of plugins, each of a text of its own, would each cost a child or two.
     answer_trial.LIMIT_S, verdicts.TRIES_FIRST = None, False
+    # Nor is each packaged one imported in a child for every folder of records: the commands' own processes do so.
+    packaged, trial = {each.name for each in loader._candidates() if each.own}, verdicts.trial
+    verdicts.trial = lambda words, *more: "" if words[-1] in packaged else trial(words, *more)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -276,6 +279,16 @@ def item_by_item(request, monkeypatch):
         return compiled(context, hinted(context, text), options if computes else hurried(context, options))
 
     monkeypatch.setattr(kernels, "_compile", compile_as_gpus)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Texts that were compiled."""
+    from convdispatch.device.programs import binary_cache
+
+    texts, real = [], binary_cache._from_text
+    monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
+    return texts
 
 
 @pytest.fixture

@@ -26,35 +26,27 @@ def folder(tmp_path, monkeypatch, queue):
     return tmp_path / "kernels"
 
 
-@pytest.fixture
-def compilations(monkeypatch):
-    """Texts that were compiled."""
-    texts, real = [], binary_cache._from_text
-    monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
-    return texts
-
-
-def test_second_time_from_the_file(queue, folder, compilations):
+def test_second_time_from_the_file(queue, folder, compiled):
     for _ in range(3):
         assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
-    assert len(compilations) == len(list(folder.iterdir())) == 1
+    assert len(compiled) == len(list(folder.iterdir())) == 1
     assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=8"])) == 8
     assert answer(queue, binary_cache.compiled(queue.context, TEXT + " ", ["-DNUMBER=7"])) == 7
-    assert len(compilations) == len(list(folder.iterdir())) == 3
+    assert len(compiled) == len(list(folder.iterdir())) == 3
 
 
-def test_another_target_is_another_file(queue, folder, compilations, monkeypatch):
+def test_another_target_is_another_file(queue, folder, compiled, monkeypatch):
     """A driver's variables change what it compiles: a binary for one target would be wrong, or end the process."""
     binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     monkeypatch.setenv("CL_CONFIG_CPU_TARGET_ARCH", "corei7")
     binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     monkeypatch.setenv("CL_CONFIG_CPU_VECTORIZER_MODE", "1")
     binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
-    assert len(compilations) == len(list(folder.iterdir())) == 3
+    assert len(compiled) == len(list(folder.iterdir())) == 3
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "changed", "other form", "no binary"])
-def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
+def test_damaged_files_are_compiled_anew(queue, folder, compiled, damage):
     binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
     (path,) = folder.iterdir()
     content = path.read_bytes()
@@ -65,25 +57,25 @@ def test_damaged_files_are_compiled_anew(queue, folder, compilations, damage):
     if damage == "no binary":  # whole, but nothing that the driver reads
         PROGRAMS.put(path.stem, b"not a program")
     assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
-    assert len(compilations) == 2
+    assert len(compiled) == 2
     assert PROGRAMS.get(path.stem) not in (None, b"not a program")
     assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
-    assert len(compilations) == 2
+    assert len(compiled) == 2
 
 
-def test_a_folder_that_cannot_be_written(queue, folder, compilations, monkeypatch):
+def test_a_folder_that_cannot_be_written(queue, folder, compiled, monkeypatch):
     folder.write_text("a file in the place of the folder above")
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", str(folder / "kernels"))
     for _ in range(2):
         assert answer(queue, binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])) == 7
-    assert len(compilations) == 2
+    assert len(compiled) == 2
 
 
-def test_off(queue, folder, compilations, monkeypatch):
+def test_off(queue, folder, compiled, monkeypatch):
     monkeypatch.setenv("CONVDISPATCH_KERNEL_CACHE", "off")
     for _ in range(2):
         binary_cache.compiled(queue.context, TEXT, ["-DNUMBER=7"])
-    assert len(compilations) == 2
+    assert len(compiled) == 2
     assert not folder.exists()
 
 
@@ -120,16 +112,16 @@ def test_warning_filters_are_the_callers(queue, folder):
     assert [str(warning.message) for warning in said] == []
 
 
-def test_dropped_programs_come_back_from_their_files(queue, folder, compilations, monkeypatch):
+def test_dropped_programs_come_back_from_their_files(queue, folder, compiled, monkeypatch):
     """Far more texts than are kept: each is compiled once, and later only loaded."""
-    monkeypatch.setattr(kernels, "NEW_SHARE", 20 * kernels.PROGRAM_BYTES)
-    texts = [TEXT + f"// {number}\n" for number in range(70)]
+    monkeypatch.setattr(kernels, "NEW_SHARE", 8 * kernels.PROGRAM_BYTES)
+    texts = [TEXT + f"// {number}\n" for number in range(30)]
     for text in texts:
         kernels.build(queue.context, text, ["-DNUMBER=5"])
     assert texts[0] not in [text for _, text, _ in kernels._programs._all]
-    del compilations[:]
+    del compiled[:]
     assert answer(queue, kernels.build(queue.context, texts[0], ["-DNUMBER=5"])) == 5
-    assert compilations == []
+    assert compiled == []
 
 
 def test_a_binary_is_a_program_too(queue):

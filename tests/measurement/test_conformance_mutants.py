@@ -30,6 +30,8 @@ def test_a_wrong_letter_is_caught(drop_in, device, name):
     kit = Kit("mutants", device, solver=f"mutant.{name}")
     cases = accepted(kit, f"mutant.{name}")
     assert cases, "no case lies in the corner"
+    if name in _module.ADDING:  # the only cases that can show it: they come first
+        cases.sort(key=lambda case: not case.problem.accumulate)
     outcomes = (kit.examine(kit.solvers[f"mutant.{name}"], case) for case in cases)
     assert any(outcome.status == "failed" and outcome.check != "plan" for outcome in outcomes)
 

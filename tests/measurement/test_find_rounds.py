@@ -34,6 +34,20 @@ def clock(monkeypatch):
     return set_times
 
 
+@pytest.fixture
+def untried(monkeypatch):
+    """``untried(words, which)``: of these candidates a search says these words in place of a time."""
+    trying = session.Search._try
+
+    def leave_out(words, which):
+        def left_out(self, entry, entries):
+            return entry.ends("not tried", words) if which(entry) else trying(self, entry, entries)
+
+        monkeypatch.setattr(session.Search, "_try", left_out)
+
+    return leave_out
+
+
 REST = {'many {"extra": 8192}': 0.9}
 
 
@@ -87,22 +101,13 @@ def test_without_benchmarking_the_verdict_says_so(faults, device, clock, monkeyp
     assert explain(PROBLEM, device).source == "measured 0.5 ms at screening, not benchmarked, user record"
 
 
-def test_where_another_record_wins_it_says_which_and_why(faults, device, clock, monkeypatch):
+def test_where_another_record_wins_it_says_which_and_why(faults, device, clock, untried):
     faults("good", "many")
     clock(screening={GOOD: 0.6, MANY: 0.5, **REST}, benchmarking={GOOD: 0.6, MANY: 0.5})
     info = runtime.device_info(device)
     old = Record(str(PROBLEM), device_key(info), "faulty.many", {"extra": 4096}, 0.01, (0.01, 0.01), 0.01, 0.01, 25)
     perfdb.perfdb().record(replace(old, created="2026-01-02T03:04:05", workspace=1 << 20))
-    trying = session.Search._try
-    monkeypatch.setattr(
-        session.Search,
-        "_try",
-        lambda self, entry, entries: (
-            entry.ends("not tried", "the budget ended first")
-            if entry.config == {"extra": 4096}
-            else trying(self, entry, entries)
-        ),
-    )
+    untried("the budget ended first", lambda entry: entry.config == {"extra": 4096})
     results = find(PROBLEM, device, budget_ms=60_000)
     assert results.winner.config == {"extra": 0}
     assert results.runs == (
@@ -138,19 +143,10 @@ def test_whoever_asks_may_name_the_incumbent(faults, device, clock, given):
     assert asked[0] == (incumbent or "faulty.good {}")
 
 
-def test_without_the_incumbent_s_time_the_choice_stays_and_what_was_learned_is_kept(faults, device, clock, monkeypatch):
+def test_without_the_incumbent_s_time_the_choice_stays_and_what_was_learned_is_kept(faults, device, clock, untried):
     faults("good", "many")
     clock(screening={MANY: 0.5, EXTRA: 0.55, **REST}, benchmarking={MANY: 0.5, EXTRA: 0.55})
-    trying = session.Search._try
-    monkeypatch.setattr(
-        session.Search,
-        "_try",
-        lambda self, entry, entries: (
-            entry.ends("not tried", "the budget ended: it was still compiling")
-            if entry.incumbent
-            else trying(self, entry, entries)
-        ),
-    )
+    untried("the budget ended: it was still compiling", lambda entry: entry.incumbent)
     results = find(PROBLEM, device, budget_ms=60_000)
     assert results.inconclusive.startswith("faulty.good, which ran until then, was not measured beside them: ")
     found = explain(PROBLEM, device)

@@ -133,24 +133,19 @@ def test_an_icd_file_that_names_no_library_is_passed_over(tmp_path, place, text)
 # --- fuzz ------------------------------------------------------------------------------------------------------------
 
 
-@seed(2026)
-@FUZZ
-@given(mutated(RULES) | st.binary(max_size=40))
-def test_any_registry_is_read_or_refused_with_its_line(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
-    path.write_bytes(data)
-    _, words = answer(InvalidPolicy, lambda: registry.parse(registry.read_text(path), str(path)))
-    assert not words or re.match(r".*fuzz\.yaml:\d+: ", words), words
+@pytest.mark.parametrize(("parse", "text"), [(registry.parse, RULES), (errata.parse, ERRATA)], ids=["rules", "errata"])
+def test_any_registry_or_errata_are_read_or_refused_with_their_line(tmp_path, parse, text):
+    path = tmp_path / "fuzz.yaml"
 
+    @seed(2026)
+    @FUZZ
+    @given(mutated(text) | st.binary(max_size=40))
+    def run(data):
+        path.write_bytes(data)
+        _, words = answer(InvalidPolicy, lambda: parse(registry.read_text(path), str(path)))
+        assert not words or re.match(r".*fuzz\.yaml:\d+: ", words), words
 
-@seed(2026)
-@FUZZ
-@given(mutated(ERRATA) | st.binary(max_size=40))
-def test_any_errata_are_read_or_refused_with_their_line(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
-    path.write_bytes(data)
-    _, words = answer(InvalidPolicy, lambda: errata.parse(registry.read_text(path), str(path)))
-    assert not words or re.match(r".*fuzzed\.yaml:\d+: ", words), words
+    run()
 
 
 @pytest.mark.parametrize("kind", LINES)

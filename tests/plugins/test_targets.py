@@ -19,7 +19,7 @@ from convdispatch.device import runtime
 from convdispatch.device.opencl import platforms
 from convdispatch.nn.pooling import pooling2d
 
-SHARES = 112
+SHARES = 224
 """Each target computes what is known to be hostile and one of so many shares of the rest; ``--full``: all of them."""
 
 

@@ -78,10 +78,10 @@ def test_an_index_would_take_them(built):
 
 
 def test_readmes_first_lines_run_in_an_environment_that_has_nothing_else(built, tmp_path):
-    venv.create(tmp_path, with_pip=True)
+    venv.create(tmp_path, with_pip=False)
     python = tmp_path / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-compile", f"{built[1]}[cpu]"]
-    done = subprocess.run(install, capture_output=True, text=True)
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile"]
+    done = subprocess.run([*install, f"{built[1]}[cpu]"], capture_output=True, text=True)
     if done.returncode and re.search("Connection|No matching distribution|timed out|resolution", done.stderr):
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr

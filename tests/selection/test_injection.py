@@ -96,14 +96,18 @@ def test_a_lock_file_whose_configuration_is_none(tmp_path, config):
         lockfile.read(lock)
 
 
+def put(problem, solver, config):
+    """The fastest record of all is a solver's, with this configuration."""
+    key = device_key(runtime.device_info(runtime.default_device()))
+    made = Record(str(problem), key, solver, config, 1e-6, (1e-6, 1e-6), 1e-6, 1e-6, 30, error=1e-7, created=now())
+    perfdb().record(made)
+    dispatch.forget()
+
+
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"nan"}))
 def test_a_record_names_only_what_a_solver_offers(attacked, name):
     problem, solver, changes = ATTACKS[name]
-    key = device_key(runtime.device_info(runtime.default_device()))
-    bad = Record(str(problem), key, solver, config_of(problem, solver, changes), 1e-6, (1e-6, 1e-6), 1e-6, 1e-6, 30,
-                 error=1e-7, created=now())  # fmt: skip
-    perfdb().record(bad)
-    dispatch.forget()
+    put(problem, solver, config_of(problem, solver, changes))
     with pytest.warns(cd.ConvDispatchWarning, match=rf"{solver} does not offer its configuration"):
         check(problem)
     assert not str(cd.explain(problem).source).startswith("measured")
@@ -112,12 +116,7 @@ def test_a_record_names_only_what_a_solver_offers(attacked, name):
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"nan"}))
 def test_what_a_neighbour_ran_runs_only_if_it_is_offered_here(attacked, name):
     problem, solver, changes = ATTACKS[name]
-    near = problem.replace(mb=3)
-    key = device_key(runtime.device_info(runtime.default_device()))
-    bad = Record(str(near), key, solver, config_of(problem, solver, changes), 1e-6, (1e-6, 1e-6), 1e-6, 1e-6, 30,
-                 error=1e-7, created=now())  # fmt: skip
-    perfdb().record(bad)
-    dispatch.forget()
+    put(problem.replace(mb=3), solver, config_of(problem, solver, changes))
     check(problem)
 
 

@@ -21,7 +21,7 @@ from strategies import FUZZ, answer, mutated
 from convdispatch import constant, conv, frozen, inference, load_pack
 from convdispatch.api import ConvDispatchWarning, Frozen, InvalidArgument
 from convdispatch.device.cache import artifact_store
-from convdispatch.device.programs import binary_cache, kernels
+from convdispatch.device.programs import kernels
 from convdispatch.selection import decision_store, dispatch, planpack
 from convdispatch.selection.planpack import decisions, reading
 from convdispatch.selection.planpack import reading as form
@@ -41,14 +41,6 @@ def nothing_kept(monkeypatch, tmp_path):
 def forget():
     dispatch.forget()
     kernels.forget()
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """Texts that were compiled."""
-    texts, real = [], binary_cache._from_text
-    monkeypatch.setattr(binary_cache, "_from_text", lambda c, text, o: texts.append(text) or real(c, text, o))
-    return texts
 
 
 _made = {}
@@ -273,31 +265,22 @@ def test_damaged_weights_are_packed_anew(queue, made, tmp_path):
 # --- files from anywhere ---------------------------------------------------------------------------------------------
 
 
+EMPTY = {"plan pack": 1} | {name: {} for name in ("device", "plugins", "decisions", "forms", "programs", "weights")}
+
+
 def packed(**members):
     """An archive of these members, and the two that a pack must have."""
     file = io.BytesIO()
-    manifest = {
-        "plan pack": 1,
-        "device": {},
-        "plugins": {},
-        "decisions": {},
-        "forms": {},
-        "programs": {},
-        "weights": {},
-    }
-    members = {form.MANIFEST: json.dumps(manifest), form.TEXTS: "{}"} | {
-        n.replace("__", "/"): c for n, c in members.items()
-    }
+    members = {n.replace("__", "/"): c for n, c in members.items()}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as out:
-        for name, content in members.items():
+        for name, content in ({form.MANIFEST: json.dumps(EMPTY), form.TEXTS: "{}"} | members).items():
             if content is not None:
                 out.writestr(name, content)
     return file.getvalue()
 
 
 def manifest(**changes):
-    values = {"plan pack": 1, "device": {}, "plugins": {}, "decisions": {}, "forms": {}, "programs": {}, "weights": {}}
-    return packed(**{form.MANIFEST: json.dumps(values | changes)})
+    return packed(**{form.MANIFEST: json.dumps(EMPTY | changes)})
 
 
 def twice():

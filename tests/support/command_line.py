@@ -12,9 +12,11 @@ from convdispatch.tools.cli import main
 PATIENT = [
     sys.executable,
     "-c",
+    "from convdispatch.tools import progress; progress.EVERY_S = 0.1\n"
     "from convdispatch.tools.cli import interrupts, run; interrupts.DEAF_S = interrupts.ENDING_S = 300.0; run()",
 ]
-"""The command line, with minutes to end in once a signal was sent: a busy machine takes longer than users wait."""
+"""The command line that tells of its progress at once, and has minutes to end in after a signal, as a busy machine may
+need."""
 
 
 def run_cli(*words: object, status: int | None = None, **options: Any) -> Result:

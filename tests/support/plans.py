@@ -145,11 +145,6 @@ def computed(queue: cl.CommandQueue, problem: ConvProblem, plan: Any, operands: 
     return out
 
 
-def written_bits(queue: cl.CommandQueue, problem: ConvProblem, plan: Any) -> bytes:
-    """The bits that a plan writes, from real data; for plans that must agree to the last bit."""
-    return computed(queue, problem, plan, make_operands(problem, "real")[0].present()).tobytes()
-
-
 def _region(guarded: Guarded) -> cl.Buffer:
     """The payload of a guarded array as a buffer of its own."""
     return guarded.buffer.get_sub_region(guarded.start, max(1, guarded.nbytes))

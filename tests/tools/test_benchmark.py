@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from reports import DEVICE, ENVIRONMENT, ROOFS
+from reports import ENVIRONMENT, ROOFS
 from rich.console import Console
 
 from convdispatch.api import ConvProblem
@@ -151,14 +151,6 @@ def test_a_wrong_solver_is_shown_and_what_is_no_markup_stays():
     said = shown(example())
     assert "c.one wrong: relative error 1" in said
     assert "<b>card</b>" in said
-
-
-def test_a_busy_machine_is_said():
-    report = example()
-    report.environment = {**ENVIRONMENT, "load": 3.0, "device": {**DEVICE, "type": "cpu"}}
-    assert "Other work was running" in shown(report)
-    report.environment = {**report.environment, "load": 0.1}
-    assert "Other work was running" not in shown(report)
 
 
 def test_sources_name_no_folder():

@@ -134,21 +134,29 @@ def test_the_time_ends_it_and_what_was_measured_is_there(solvers, device, roofs,
     assert "problems are not measured" in done.output
 
 
-def test_a_killed_benchmark_leaves_its_json(solvers, device, tmp_path):
-    """As a job's time limit does it: no warning, and no journal was asked for."""
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to end"])
+def test_a_benchmark_that_a_signal_ends_leaves_its_json(solvers, device, tmp_path, end):
+    """As a job's time limit ends it: no warning, and no journal was asked for."""
     solvers(FAULTS="good")
     path = tmp_path / "r.json"
-    command = [sys.executable, "-m", "convdispatch", "bench", "--no-isolate", "--budget", "300", "--json", str(path)]
+    command = [*PATIENT, "bench", "--no-isolate", "--budget", "300", "--json", str(path)]
     problems = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 200)]
-    job = subprocess.Popen([*command, *problems], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job = subprocess.Popen([*command, *problems], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     limit = time.monotonic() + 300
     while not path.exists() and time.monotonic() < limit:
         time.sleep(0.1)
-    job.send_signal(signal.SIGKILL)
-    job.wait()
+    job.send_signal(end)
+    said, _ = job.communicate(timeout=200)
     report = json.loads(path.read_text())
     assert report["interrupted"]
     assert report["measured"]
+    if end == signal.SIGTERM:
+        assert job.returncode == 130
+        assert "problems are not measured" in said
+        shown = shlex.join(["bench", "--no-isolate", "--budget", "300", "--json", "r.json", *problems])
+        assert report["settings"]["command"] == f"convdispatch {shown}", (
+            "again as it was, without this machine's folders"
+        )
 
 
 def test_no_regret_rests_on_two_candidates(solvers, device, roofs):
@@ -225,22 +233,3 @@ def test_find_compiles_ahead(solvers, device, tmp_path):
     done = run_find(TINY, "--budget", "20000", "--jobs", "2")
     assert done.returncode == 0, done.stderr
     assert len(compiled(tmp_path)) >= 4, "two beforehand, two as they were measured"
-
-
-def test_a_time_limit_s_signal_leaves_the_report(solvers, device, tmp_path):
-    solvers(FAULTS="good")
-    data = tmp_path / "r.json"
-    command = [*PATIENT, "bench", "--no-isolate", "--budget", "300", "--json", str(data)]
-    problems = [f"mb1ic4ih{size}oc4kh3ph1" for size in range(9, 200)]
-    job = subprocess.Popen([*command, *problems], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    limit = time.monotonic() + 300
-    while not data.exists() and time.monotonic() < limit:
-        time.sleep(0.1)
-    job.send_signal(signal.SIGTERM)
-    said, _ = job.communicate(timeout=200)
-    assert job.returncode == 130
-    assert "problems are not measured" in said
-    report = json.loads(data.read_text())
-    assert report["interrupted"]
-    shown = shlex.join(["bench", "--no-isolate", "--budget", "300", "--json", "r.json", *problems])
-    assert report["settings"]["command"] == f"convdispatch {shown}", "again as it was, without this machine's folders"

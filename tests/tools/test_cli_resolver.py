@@ -63,9 +63,3 @@ def test_trace_and_bench_know_tables_and_lock_files(tmp_path, device, monkeypatc
     config = next(one["config"] for one in chosen["solvers"] if one["status"] == "chosen")
     write(tmp_path / "net.lock", {chosen["problem"]: Decision(chosen["chosen"], config)})
     assert json.loads(invoke("explain", tmp_path / "net.lock", "--json"))["problem"] == chosen["problem"]
-
-
-def test_an_unknown_net_is_told_with_what_is_near():
-    for command in ("explain", "find", "bench", "trace"):
-        done = run_cli(command, "resnet5", status=1)
-        assert "did you mean resnet50?" in " ".join(done.output.split()), (command, done.output)

@@ -83,8 +83,10 @@ def multiplied(queue, text: str, a, b, offsets, given: str, sums: np.ndarray) ->
 @pytest.mark.parametrize("tall", [8, 32])
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
-def test_product(queue, device, form, columns, tall, way):
+def test_product(queue, device, thinned, form, columns, tall, way):
     """Of integers exactly, between what memory held; on numbers of all sizes, bit by bit as the processor does it."""
+    number, turn = list(FORMS).index(form), len(way) % 2
+    thinned((number + turn + columns) % 2 or (number // 2 + turn + tall // 32) % 2)
     a_form, b_form, line = FORMS[form]
     random, offsets = np.random.default_rng(columns), [4096, 128, 8192] if "step" in a_form else [128, 64, 192]
     shapes = (tall, STEPS, 16, 2), (16 * columns, STEPS, 16, 2)
@@ -131,19 +133,18 @@ OWN = [
 
 
 @pytest.mark.parametrize(("number", "text"), list(enumerate(OWN)), ids=OWN)
-def test_own_shapes(queue, cpu, device, full, engine, text, number):
+def test_own_shapes(queue, cpu, full, engine, text, number):
     for turn, (problem, changes) in enumerate(ways(text, number, True)):
-        if full or (turn + number) % 2 == (engine == "native") or native(device, VECTORS.name) is not None:
+        if full or (turn + number) % 2 == (engine == "native"):
             run(queue, problem, *(changes if full else changes[(number + turn) % 3 :][:1]))
 
 
 @pytest.mark.parametrize(("number", "text"), list(enumerate(SHAPES)), ids=SHAPES)
-def test_shapes(queue, cpu, device, full, engine, text, number):
+def test_shapes(queue, cpu, device, full, thinned, engine, text, number):
     """By plain C a few of them where the processor has the instruction: what it makes of a product is the same."""
     if engine == "emulated" and native(device, VECTORS.name) is None and not full and number % 6 != 1:
         pytest.skip("the processor does it")
-    if engine == "native" and not full and number % 2:
-        pytest.skip("thinned out; --full runs it")
+    thinned(number % 2 == (engine == "native"))
     for turn, (problem, changes) in enumerate(ways(text, number, full)):
         if full or engine == "native" or turn == number % 3:
             run(queue, problem, *changes)
@@ -170,7 +171,8 @@ def test_epilogues(queue, cpu, device, full, engine, text, number):
     if engine == "emulated" and native(device, VECTORS.name) is None and not full and number % 4:
         pytest.skip("the processor does it")
     turns = ("nchw", "fwd"), ("nhwc", ("fwd", "bwd_data")[number % 2])
-    for layout, direction in turns if full or engine == "emulated" else turns[number % 3 == 0 :][:1]:
+    turn = number % 3 == 0 if engine == "native" else number // 4 % 2
+    for layout, direction in turns if full else turns[turn:][:1]:
         problem = ConvProblem.parse(text).replace(layout=layout, direction=direction)
         run(queue, problem, BANDS[number % 2], data="real" if "leaky" in text else "integer")
 

@@ -141,7 +141,7 @@ def test_spectra_of_large_kernels_are_written_past_the_caches(device, thinned, d
 
 def test_the_limit_chooses_down_to_the_floor(device, full):
     """Offers fall to a floor; each limit is kept, by the plan's own number, and below the floor there are words."""
-    problem = ConvProblem.parse("mb1ic40ih24oc48kh7ph3")
+    problem = ConvProblem.parse("mb1ic40ih24oc48kh3ph1")
     info = runtime.device_info(device)
     for direction in DIRECTIONS:
         flipped = problem.replace(direction=direction)

@@ -35,22 +35,14 @@ SUMS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "config"), PRODUCTS, ids=[text for text, _ in PRODUCTS])
+@pytest.mark.parametrize(("text", "config"), PRODUCTS + SUMS, ids=[text for text, _ in PRODUCTS + SUMS])
 def test_emulated(queue, text, config):
-    problem = ConvProblem.parse(text)
+    problem, is_sum = ConvProblem.parse(text), text.startswith("bwd_weights")
     assert SOLVER.limits(problem, LARGE) is None
-    plan = GroupedPlan(queue.context, problem, config, emulate=True)
-    check_plan(queue, problem, plan, f"{problem} {config}")
-    check_plan(queue, problem, plan, f"{problem} {config}", data="real")
-
-
-@pytest.mark.parametrize(("text", "config"), SUMS, ids=[text for text, _ in SUMS])
-def test_emulated_weights(queue, text, config):
-    problem = ConvProblem.parse(text)
-    assert SOLVER.limits(problem, LARGE) is None
-    plan = GroupedSumsPlan(queue.context, problem, config, emulate=True)
-    assert plan.workspace_size == SOLVER.workspace(problem, LARGE, config)
-    check_plan(queue, problem, plan, f"{problem} {config}")
+    plan = (GroupedSumsPlan if is_sum else GroupedPlan)(queue.context, problem, config, emulate=True)
+    assert not is_sum or plan.workspace_size == SOLVER.workspace(problem, LARGE, config)
+    for data in ("integer",) if is_sum else ("integer", "real"):
+        check_plan(queue, problem, plan, f"{problem} {config}", data=data)
 
 
 def test_on_the_device(queue):
