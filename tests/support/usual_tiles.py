@@ -47,7 +47,7 @@ FORMS = {
     "tf32": {"dtype": "float32", "math": "tf32"},
     "float32": {"dtype": "float32"},
 }
-KERNELS = {"depthwise": (3000, 12), "wgmma": (800, 96), "mma": (400, 32), "direct": (600, 40), "tma": (250, 40)}
+KERNELS = {"depthwise": (3000, 12), "wgmma": (800, 64), "mma": (400, 16), "direct": (600, 24), "tma": (250, 24)}
 """Layers that are drawn for a kernel, and the most tiles of a kind."""
 
 
