@@ -39,8 +39,12 @@ UNSERVED = 1.3
 """Time, relative to its best tile's, of a layer that no usual tile serves; larger numbers favour rare layers."""
 SEED = 7
 H200 = DESCRIBED["h200"]
-FORMS = {"float16": {"dtype": "float16"}, "tf32": {"math": "tf32"}, "float32": {}}
-KERNELS = {"wgmma": (800, 96), "mma": (400, 32), "direct": (600, 40), "tma": (250, 40)}
+FORMS = {
+    "float16": {"dtype": "float16"},
+    "tf32": {"dtype": "float32", "math": "tf32"},
+    "float32": {"dtype": "float32"},
+}
+KERNELS = {"wgmma": (800, 64), "mma": (400, 16), "direct": (600, 24), "tma": (250, 24)}
 """Layers that are drawn for a kernel, and the most tiles of a kind."""
 
 
