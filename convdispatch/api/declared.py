@@ -119,8 +119,8 @@ class Declared(Solver):
         return self.solver.cost(problem, device, config)
 
     def least_seconds(self, problem: ConvProblem, device: DeviceInfo) -> float:
-        """Calls ``least_seconds`` of the declared solver."""
-        return self.solver.least_seconds(problem, device)
+        """Calls ``least_seconds`` of the declared solver, if it serves the device."""
+        return 0.0 if self.serves(device) else self.solver.least_seconds(problem, device)
 
     def workspace(self, problem: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> int | None:
         """Calls ``workspace`` of the declared solver."""

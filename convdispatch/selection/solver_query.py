@@ -43,6 +43,8 @@ _lock = threading.Lock()
 _answers: OrderedDict[tuple[Any, ConvProblem, DeviceInfo], SolverAnswers] = OrderedDict()
 _refused_kinds: dict[tuple[Any, ...], str] = {}
 """Reasons of solvers that compute no problem of a kind, see ``refuses_kind``."""
+_unbounded_kinds: set[tuple[Any, ...]] = set()
+"""Kinds of problems about which a solver did not know its least seconds."""
 
 
 class Fault(Exception):
@@ -302,6 +304,7 @@ def forget() -> None:
     with _lock:
         _answers.clear()
         _refused_kinds.clear()
+        _unbounded_kinds.clear()
 
 
 def serves(solver: Solver, device: DeviceInfo) -> bool:
@@ -337,8 +340,9 @@ def predicted(
 
 def least_seconds(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> float:
     """Seconds that a solver, if it accepts the problem, predicts at least for every configuration, passes for what it
-    does not fuse included; 0.0 if unknown."""
-    if not plugins().proven(solver.name):
+    does not fuse included; 0.0 if unknown, or unknown for an earlier problem of this dtype and direction."""
+    kind = _kind(solver, problem, device)
+    if kind in _unbounded_kinds or outside_declaration(solver, problem, device) or not plugins().proven(solver.name):
         return 0.0
     seen = visible_problem(solver, problem)
     maths = (seen.math, *FLOORS.get(seen.math, ())) if seen.dtype == "float32" else (seen.math,)
@@ -347,8 +351,11 @@ def least_seconds(solver: Solver, problem: ConvProblem, device: DeviceInfo) -> f
     except (KeyboardInterrupt, Frozen):
         raise
     except BaseException:  # ``query`` will ask the solver itself
+        least = 0.0
+    if not least:
+        _unbounded_kinds.add(kind)
         return 0.0
-    return least and least + unfused_seconds(solver, problem, device)
+    return least + unfused_seconds(solver, problem, device)
 
 
 def _least_cost(solver: Solver, seen: ConvProblem, device: DeviceInfo, config: Mapping[str, Any]) -> float | None:
