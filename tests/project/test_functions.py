@@ -31,7 +31,7 @@ REASONS = {
         calls/queue_call.py:fast_path calls/stream_call.py:fast_path torch/geometry.py:problem_of
     """,
     "the signature of an operator of PyTorch, which calls it so": """
-        torch/functional.py:convolve torch/functional.py:conv torch/functional.py:conv_transpose
+        torch/functional.py:conv torch/functional.py:conv_transpose
         torch/graph/aten_net.py:_convolution
         torch/graph/aten_net.py:_batch_norm torch/graph/aten_net.py:_native torch/graph/aten_norms.py:_group_norm
         torch/graph/aten_norms.py:_no_statistics torch/graph/aten_norms.py:of_the_batch
