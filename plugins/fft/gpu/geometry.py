@@ -1,9 +1,13 @@
 """A convolution as products of spectra: the pixels that are transformed, and the positions of the results.
 
 Along an axis a tile of ``size`` points holds the data at positions 0, 1, ... and the kernel's taps at 0, d, 2d, ... The
-product of their spectra is a circular sum; the results that no wrapped sum reaches are used (overlap-save, ``tiling``).
-The data gradient does not flip the kernel: it multiplies by spectra that are not conjugate, so its results are the last
-ones of a tile.
+product of their spectra is a circular sum, whose positions differ from the true ones by multiples of ``size``:
+
+- **whole**: one tile holds the image. Padding zeros need not be stored: with ``size`` at least the image plus the wider
+  padding, wrapped sums are at positions that are not read. Result j is at ``j - p`` or ``j + p``, modulo ``size``.
+- **tiled** (overlap-save): tiles of ``size`` points start ``step = size - extent + 1`` apart, and only the ``step``
+  results without wrapped sums are used. For the weights' gradient tiles of dy have ``step`` pixels and those of x
+  ``size``, so that sums at the kernel's taps do not wrap, and the sum over tiles is part of the product.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from dataclasses import dataclass
 
 from convdispatch.api import ConvProblem, TensorLayout
 
-from ..tiling import axis_tiling
 from ..transforms import half
 
 
@@ -31,13 +34,13 @@ class Span:
 
     @property
     def inside(self) -> bool:
-        """Whether no tile reaches outside the tensor: it is the kernel's."""
-        return self.step == 0
+        """Whether no tile reaches outside the tensor."""
+        return self.step == 0 and self.origin >= 0 and self.origin + (self.given - 1) // self.spread < self.length
 
 
 @dataclass(frozen=True)
 class TransformAxis:
-    """One axis of a problem with transforms of ``size`` points."""
+    """One axis of a problem with transforms of ``size`` points; ``tiles`` 1 and ``step`` 0 mean the whole image."""
 
     size: int
     tiles: int
@@ -55,16 +58,28 @@ class TransformAxis:
     @functools.lru_cache(maxsize=256)
     def of(cls, problem: ConvProblem, axis: str, size: int) -> TransformAxis | None:
         """Transforms of ``size`` points along ``axis``; None when they are too small."""
-        tiled = axis_tiling(problem, axis, size)
-        if tiled.step < 1:
+        length, kernel, dilation, out = (getattr(problem, letter + axis) for letter in "ikdo")
+        pad = getattr(problem, "p" + axis)
+        extent = dilation * (kernel - 1) + 1
+        taps = Span(kernel, extent, spread=dilation)
+        if size >= max(length + pad, out + extent - 1 - pad, length, out, extent):
+            x, y = Span(length, length), Span(out, out)
+            if problem.direction == "fwd":
+                return cls(size, 1, x, taps, tuple((j - pad) % size for j in range(out)), 0, out)
+            if problem.direction == "bwd_data":
+                return cls(size, 1, y, taps, tuple((j + pad) % size for j in range(length)), 0, length)
+            return cls(size, 1, x, y, tuple((j * dilation - pad) % size for j in range(kernel)), 0, kernel)
+        step = size - extent + 1
+        if step < 1:
             return None
-        data = Span(tiled.source, size, -tiled.pad, tiled.step)
-        if problem.direction == "bwd_weights":
-            dy = Span(tiled.places, tiled.step, 0, tiled.step)
-            return cls(size, tiled.tiles, data, dy, tiled.positions, 0, tiled.taps)
-        taps = Span(tiled.taps, tiled.extent, spread=tiled.dilation)
-        first = tiled.extent - 1 if problem.direction == "bwd_data" else 0
-        return cls(size, tiled.tiles, data, taps, tuple(range(first, first + tiled.step)), tiled.step, tiled.places)
+        if problem.direction == "fwd":
+            data = Span(length, size, -pad, step)
+            return cls(size, -(-out // step), data, taps, tuple(range(step)), step, out)
+        if problem.direction == "bwd_data":
+            data = Span(out, size, pad - (extent - 1), step)
+            return cls(size, -(-length // step), data, taps, tuple(range(extent - 1, size)), step, length)
+        data, dy = Span(length, size, -pad, step), Span(out, step, 0, step)
+        return cls(size, -(-out // step), data, dy, tuple(j * dilation for j in range(kernel)), 0, kernel)
 
 
 @dataclass(frozen=True)
