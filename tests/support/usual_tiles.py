@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 import paths  # noqa: F401 (bench is found then)
 from convdispatch_nvidia import usual
-from convdispatch_nvidia.direct import choice as direct
-from convdispatch_nvidia.direct.solver import Direct
 from convdispatch_nvidia.packed import choice as packed
 from convdispatch_nvidia.packed.solver import TensorCores
 from convdispatch_nvidia.tma import choice as tma
@@ -44,7 +42,7 @@ FORMS = {
     "tf32": {"dtype": "float32", "math": "tf32"},
     "float32": {"dtype": "float32"},
 }
-KERNELS = {"wgmma": (800, 64), "mma": (400, 16), "direct": (600, 24), "tma": (250, 24)}
+KERNELS = {"wgmma": (800, 64), "mma": (400, 16), "tma": (250, 24)}
 """Layers that are drawn for a kernel, and the most tiles of a kind."""
 
 
@@ -67,9 +65,6 @@ def rated(kernel: str, problem: ConvProblem) -> tuple[str, Mapping[str, float]]:
         tiles = zip(kinds.tolist(), numbers.tolist(), costs.tolist(), strict=True)
         named = ((packed.name_of(bases[base], row, problem), cost) for base, row, cost in tiles)
         kind = f"{kernel} {FORMATS[name].name} {problem.layout}"
-    elif kernel == "direct":
-        named = ((direct.name_of(tile), cost) for cost, tile in direct.rated(problem, units))
-        kind = f"direct {problem.math} {problem.direction} {problem.layout}"
     else:
         shared, rows, seconds = tma.rated(problem, units)
         named = zip(map(tma.name_of, map(tma.tile_of, shared, rows)), seconds.tolist(), strict=True)
@@ -102,7 +97,7 @@ def choose(rows: list[Mapping[str, float]], most: int) -> list[str]:
 
 def kinds(kernel: str, form: Mapping[str, Any]) -> dict[str, str]:
     """The usual tiles of each kind of a kernel's problems of a form."""
-    solvers: dict[str, Any] = {"direct": Direct, "tma": Tma}
+    solvers: dict[str, Any] = {"tma": Tma}
     limits = solvers.get(kernel, lambda: TensorCores(kernel))().limits
     count, most = KERNELS[kernel]
     rows = collections.defaultdict(list)
@@ -115,13 +110,13 @@ def kinds(kernel: str, form: Mapping[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    layouts = {"direct": ("nchw", "nhwc"), "tma": ("nhwc",)}
+    layouts = {"tma": ("nhwc",)}
     work = [
         (kernel, {**form, "layout": layout})
         for kernel in KERNELS
         for name, form in FORMS.items()
         for layout in layouts.get(kernel, ("nchw", "nhwc"))
-        if (kernel, name) not in (("direct", "float16"), ("tma", "float32"))
+        if (kernel, name) != ("tma", "float32")
     ]
     with multiprocessing.Pool(8) as pool:
         found: dict[str, str] = {}

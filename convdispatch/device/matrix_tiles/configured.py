@@ -14,9 +14,9 @@ from .instruction import TileInstruction
 
 MAX_BYTES = 1 << 48
 """The most bytes of a problem's tensors, because arrays of tiles have int64 sizes."""
-ACCEPTED = 1.09
+ACCEPTED = 1.04
 """Predicted time of a usual tile, over that of the fastest tile, up to which it is taken where nothing was measured."""
-ALIKE = 1.03
+ALIKE = 1.02
 """Predicted time over that of the fastest usual tile up to which the most usual tile is taken."""
 
 

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 
 from convdispatch.api import ConvProblem
-from convdispatch.api.matrix import fitting, in_waves, many, part_counts, usual
+from convdispatch.api.matrix import fitting, in_waves, many, part_counts
 
 from ..instructions import LOCAL_LIMIT
 from ..pace import COPY
-from ..usual import usual_tiles
 from .tiling import DirectTile, DirectTiling
 
 CLOCK = 1.62e9  # clock of a multiprocessor, in cycles per second
@@ -38,8 +37,6 @@ STORE_BYTES_PER_CYCLE = 30.0  # bytes of results that a multiprocessor stores pe
 SCATTERED_STORE_FACTOR = 2.0  # time of storing single results with zeros between them, relative to runs
 PART_PASSES = 1.35  # passes over the partial sums that writing and adding them takes
 MAX_CHOICES = 32  # most tiles that are offered to a search
-MAX_RATED = 96
-"""Fastest tiles of a format among which a usual one is looked for."""
 MIN_CHOICES = 4  # best tiles of each number format that are always offered to a search
 SHAPES = (
     (128, 128, 2, 4), (128, 128, 4, 2), (64, 128, 2, 2), (64, 128, 2, 4), (128, 64, 4, 2), (128, 64, 2, 2),
@@ -198,31 +195,17 @@ def _tiles(problem: ConvProblem, name: str, units: int) -> tuple[DirectTile, np.
 @functools.lru_cache(maxsize=1024)
 def choices(problem: ConvProblem, units: int) -> tuple[DirectTile, ...]:
     """The fastest tiles by prediction of all formats, then the best few tiles of each format."""
-    tiles = rated(problem, units)
-    if not tiles:
-        return ()
-    places = usual_tiles(f"direct {problem.math} {problem.direction} {problem.layout}")
-    first = usual([cost for cost, _ in tiles], (name_of(tile) for _, tile in tiles), places)
+    rated: list[tuple[float, DirectTile, tuple[int, ...]]] = []
     best_of_formats = []
     for name in FORMATS_OF_MATH[problem.math]:
-        best_of_formats += [tile for _, tile in tiles if tile.format == name][:MIN_CHOICES]
-    return tuple(dict.fromkeys((tiles[first][1], *(tile for _, tile in tiles[:MAX_CHOICES]), *best_of_formats)))
-
-
-def rated(problem: ConvProblem, units: int) -> list[tuple[float, DirectTile]]:
-    """Tiles of all formats with their predicted seconds, the fastest first."""
-    tiles: list[tuple[float, DirectTile]] = []
-    for name in FORMATS_OF_MATH[problem.math]:
         base, numbers = _tiles(problem, name, units)
-        if len(numbers):
-            costs = _seconds(DirectTiling(problem, many(base, NUMBERS, numbers)), units, COPY)
-            order = np.argsort(costs, kind="stable")[:MAX_RATED]
-            rows = zip(costs[order].tolist(), numbers[order].tolist(), strict=True)
-            tiles += [(cost, dataclasses.replace(base, **dict(zip(NUMBERS, row, strict=True)))) for cost, row in rows]
-    return sorted(tiles, key=lambda each: each[0])  # a stable sort: of equal costs the first format's tile stays first
-
-
-def name_of(tile: DirectTile) -> str:
-    """A tile's name in ``USUAL``."""
-    numbers = (tile.bm, tile.bn, tile.wm, tile.wn, tile.bk, tile.stages, tile.flush_every)
-    return f"{tile.format}:{'x'.join(map(str, numbers))}{'+' * (tile.split > 1)}"
+        if not len(numbers):
+            continue
+        costs = _seconds(DirectTiling(problem, many(base, NUMBERS, numbers)), units, COPY)
+        order = np.argsort(costs, kind="stable")[:MAX_CHOICES]
+        best = [(cost, base, tuple(row)) for cost, row in zip(costs[order].tolist(), numbers[order].tolist())]
+        rated += best
+        best_of_formats += best[:MIN_CHOICES]
+    rated.sort(key=lambda each: each[0])  # a stable sort: of equal costs the first format's tile stays first
+    offered = ((base, dict(zip(NUMBERS, row))) for _, base, row in (*rated[:MAX_CHOICES], *best_of_formats))
+    return tuple(dict.fromkeys(dataclasses.replace(base, **fields) for base, fields in offered))

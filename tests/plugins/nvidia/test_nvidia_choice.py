@@ -151,7 +151,7 @@ def test_a_choice_of_tma_arranges_few_tilings(text, monkeypatch):
         ({"f": 0}, 0),  # too slow
         ({"c": 0, "b": 1}, 2),  # as fast as the fastest usual one, and more usual
         ({"e": 0, "b": 1}, 1),  # more usual, but slower
-        ({"e": 0}, 4),
+        ({"c": 0}, 2),
     ],
 )
 def test_a_usual_tile_is_taken_where_it_is_nearly_as_fast(places, index):
@@ -168,9 +168,6 @@ def test_every_usual_tile_is_one_that_some_layer_may_have():
     bases, kinds, numbers, _ = packed.rated(problem32, "wgmma", packed.formats(problem32)[0], UNITS)
     named = {packed.name_of(bases[kind], row, problem32) for kind, row in zip(kinds, numbers.tolist(), strict=True)}
     assert len(named & usual_tiles("wgmma half1 nchw").keys()) > 2
-    for math_, kind in (("float32", "direct float32 fwd nchw"), ("tf32", "direct tf32 fwd nchw")):
-        tiles = direct.rated(problem.replace(dtype="float32", math=math_), UNITS)
-        assert len({direct.name_of(tile) for _, tile in tiles} & usual_tiles(kind).keys()) > 2
     shared, rows, _ = tma.rated(problem.replace(layout="nhwc"), UNITS)
     tiles = map(tma.tile_of, shared, rows)
     assert len({tma.name_of(tile) for tile in tiles} & usual_tiles("tma fwd 2").keys()) > 2
