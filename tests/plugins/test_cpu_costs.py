@@ -105,12 +105,12 @@ def test_transformed_weights_beyond_the_caches_are_not_earned_by_few_tiles():
     def place(solver, problem, form):
         return next(i for i, config in enumerate(solver.configs(problem, CPU)) if config["form"] == form)
 
-    def fused(solver, problem):
-        return operations(solver, problem, place=place(solver, problem, "fused"))
+    def apart(solver, problem):
+        return operations(solver, problem, place=place(solver, problem, "apart"))
 
-    assert fused(f2, small) < fused(f5, small)
-    assert fused(f5, large) < fused(f2, large)
-    assert fused(f5, small) > 1.5 * fused(f5, small.replace(constant_weights=True))
+    assert apart(f2, small) < apart(f5, small)
+    assert apart(f5, large) < apart(f2, large)
+    assert apart(f5, small) > 1.5 * apart(f5, small.replace(constant_weights=True))
     assert place(f5, small, "joined") == 0
     assert operations(f5, small) < 0.8 * operations(f2, small)
 

@@ -24,8 +24,8 @@ from .weights import WeightsKernel
 FUSED_BYTES = 800 << 10
 """Bytes of transformed tiles V and products M of one work item in the fused form: the second-level cache holds them."""
 CHUNK_BYTES = (2 << 20, 24 << 20)
-"""Least and most bytes of V and M of a chunk of the weights' gradient: about as many as dw has, which each chunk reads
-once."""
+"""Least and most bytes of V and M of a chunk in the form ``apart``: about as many as the weights (or dw) have, which
+each chunk reads once."""
 MAX_BLOCK_BYTES = 1300 << 10
 """Most bytes of a block of M in the form ``joined``; more is divided into chunks, each of which transforms the weights
 again."""
@@ -44,10 +44,10 @@ LAUNCH_SHARES = 0.55, 1.1
 """Time of a launch directly after another one over the time of a single launch: on two cores, and on more."""
 CYCLE_OPS = 2.3
 """Operations at peak rate per lane and predicted cycle: 1.15 times the two operations of a multiply-add."""
-FORM_FACTORS = {"fused": 1.15, "joined": 1.15, "weights": 1.3}
+FORM_FACTORS = {"apart": 1.15, "fused": 1.15, "joined": 1.15, "weights": 1.3}
 """Measured over predicted time of each form and of the weights' gradient, on layers that run alone."""
 PACKED_FACTOR = 1.2
-"""Additional factor on the predicted time of the form ``joined`` if the weights are constant: the form ``fused`` packs
+"""Additional factor on the predicted time of the form ``joined`` if the weights are constant: the other forms pack
 constant weights only once."""
 ACROSS_FACTOR = 1.63
 """Time of reading weights across their rows over the time of reading them along their rows."""
@@ -130,7 +130,7 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
     vectors_c, vectors_n = ceil(case.c, case.lanes), ceil(case.n, case.lanes)
     groups, tiles = case.problem.g, case.strips * case.strip
     mr, nv = config["mr"], config["nv"]
-    factor = FORM_FACTORS[config["form"]]
+    factor = FORM_FACTORS["weights" if case.weights else config["form"]]
     forward = tiles * vectors_c * _transform_cycles(case, "bt", read)
     bytes_v, bytes_m = (tiles * c * case.products * case.size for c in (case.c, work.blocks * work.nvl))
     weights = case.c * case.n * groups * math.prod(case.taps) * case.size
@@ -174,8 +174,17 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
         rows = ceil(work.s * case.strip, mr)
         tile_cycles = case.c * _step_cycles(mr, nv) + _sum_overhead(case, case.c, mr, nv)
         products = case.products * work.blocks * work.chunks * rows * tile_cycles
-        in_l3 = bytes_u * groups < (CACHED_BYTES if case.problem.constant_weights else L3_BYTES)
-        traffic = bytes_u * work.chunks / (pace.near if in_l3 else pace.far)
+        constant = case.problem.constant_weights
+        in_l3 = bytes_u * groups < (CACHED_BYTES if constant else L3_BYTES)
+        weight_reads = 1 if work.apart and work.chunks == 1 else work.chunks
+        # Multiply-adds do not hide ``exposed_share`` of the time of reading weights: with few tiles, the products wait
+        # for weights from memory.
+        exposed_share = (
+            1.0 if not work.apart else 0.5 if in_l3 or not constant else 0.75 if bytes_u <= L3_BYTES else 1.0
+        )
+        traffic = bytes_u * weight_reads / (pace.near if in_l3 else pace.far) * exposed_share
+        if work.apart:
+            traffic += 2 * (bytes_v + bytes_m) / (pace.near if work.slots_size < L3_BYTES else pace.far)
         weight_cycles = 0.0
         if not case.problem.constant_weights:
             weight_cycles = case.c * vectors_n * (case.products * 8.0 + 16 * math.prod(case.taps) * 1.2)
@@ -184,11 +193,11 @@ def predicted(case: Case, config: Mapping[str, Any], pace: Pace) -> float:
                 weight_cycles += weights / (groups * pace.far) * ACROSS_FACTOR
             if bytes_u * groups > WRITTEN_BYTES:
                 weight_cycles += 2 * bytes_u / pace.far
-        launches = 1
+        launches = 3 * work.chunks * groups if work.apart else 1
     tensor_cycles = case.problem.bytes / pace.far * 0.7
     per_group = forward + target_cycles + products + traffic + weight_cycles
     cycles = groups * per_group + tensor_cycles + pace.first + (launches - 1) * pace.launch
-    if config["form"] == "fused" and work.items < pace.cores:
+    if isinstance(work, DataKernel) and not work.apart and work.items < pace.cores:
         cycles *= 1.5
     return CYCLE_OPS * case.lanes * cycles * factor
 
@@ -218,7 +227,7 @@ def _chunk_strips(case: Case, budget: int) -> int:
 
 
 def _chunk_bytes(case: Case) -> int:
-    """Bytes of V and M that one chunk of the weights' gradient should take."""
+    """Bytes of V and M that one chunk of the form ``apart`` should take."""
     weights = case.products * case.c * case.n * case.size
     return min(max(weights, CHUNK_BYTES[0]), CHUNK_BYTES[1])
 
@@ -236,9 +245,10 @@ def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
             "lanes": case.lanes, "form": form, "mr": mr, "nv": nv, "strips": strips, "blocks": blocks, "items": items
         }  # fmt: skip
 
+    shapes: list[tuple[str, int, int]] = [("apart", _chunk_strips(case, _chunk_bytes(case)), 1)]
     joined = []
     if case.weights:
-        shapes = [("weights", _chunk_strips(case, _chunk_bytes(case) // parts), 1) for parts in (1, 4)]
+        shapes.append(("apart", _chunk_strips(case, _chunk_bytes(case) // 4), 1))
     else:
         for nv in range(1, 5):
             fitting = max(1, MAX_BLOCK_BYTES // (case.strip * case.products * nv * case.lanes * case.size))
@@ -246,7 +256,7 @@ def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
             tiles = dict(map(reversed, _register_tiles(case, registers, strips * case.strip)))
             if nv in tiles:
                 joined.append(make("joined", strips, 1) | {"mr": tiles[nv], "nv": nv})
-        share, shapes = ceil(case.strips * case.problem.g, cores), []
+        share = ceil(case.strips * case.problem.g, cores)
         strip_bytes = case.strip * case.products * case.size
         for blocks in (1, 4):
             strips = min(max(1, FUSED_BYTES // (strip_bytes * (case.c + min(case.n, 64 * blocks)))), share)
@@ -254,9 +264,8 @@ def configs(case: Case, registers: int, pace: Pace) -> Iterator[dict[str, Any]]:
     shapes.sort(key=lambda shape: predicted(case, make(*shape), pace))
     offered = [make(*shape) for shape in shapes]
     offered.insert(1, make(*shapes[0], place=1))
-    form, _, blocks = shapes[0]
-    smaller = [make(form, offered[0]["strips"] // parts or 1, blocks) for parts in (4, 16)]
-    smaller.append(make("weights", 1, 1) if case.weights else {**make("fused", 1, 1), "items": cores})
+    smaller = [make("apart", strips, 1) for strips in (offered[0]["strips"] // 4, offered[0]["strips"] // 16) if strips]
+    smaller.append(make("apart", 1, 1) if case.weights else {**make("fused", 1, 1), "items": cores})
     offered += sorted(smaller, key=lambda config: -kernel(case, config).workspace_size)
     if joined:
         best = min(joined, key=lambda config: predicted(case, config, pace))

@@ -1,13 +1,13 @@
 ## Forward and data gradient: chunks of S strips are transformed to V, multiplied with the transformed weights to M, and
-## transformed back; in one kernel whose V and M stay in the second-level cache (fused), or V first and the remaining steps
-## by blocks of target channels (joined).
+## transformed back; in one kernel whose V and M stay in the second-level cache (fused), in three over larger chunks
+## (apart), or V first and the remaining steps by blocks of target channels (joined).
 ##
 ## V[e][tile][VT], M[e][tile][MT], U[g][e][block][c][NVL]: VE, ME, UE from e to e, rows of tiles rounded up to MR
 ## joined: V[part][e][tile][VT] of VT channels, VP from part to part; M and U, which is of VT channels and one block, are a
 ##           work item's own: SLOT elements each, from SLOT_M on, U from SLOT_U on within
 ## S, XS     strips of a chunk, tiles of a strip; STRIPS of all images
 ## PASS      blocks of NVL target channels at a time; NB of all
-## ITEMS     work items, each with a slot of SLOT elements, M from SLOT_M on
+## ITEMS     work items of the one kernel, each with a slot of SLOT elements, M from SLOT_M on
 ## E, C, N, G  products, channels per group, groups
 
 % if form != "joined":
@@ -30,7 +30,9 @@ void multiply_block(global const ACC *restrict v, global const ACC *restrict pac
     multiply(v + row * VT, packed, m + (long)row * MT, MT, C${ahead("C * NVL")});
 % endif
 }
+% endif
 
+% if form == "fused":
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
 void conv(global const REAL *restrict x, global const ACC *restrict packed, long packed_off, global ACC *workspace, OUT_PARAMS) {
   local ACC copy[LOCAL] __attribute__((aligned(64)));
@@ -60,9 +62,14 @@ void spread(global const REAL *restrict x, global ACC *workspace, int strip, int
   local ACC copy[LOCAL] __attribute__((aligned(64)));
   const int s = get_global_id(0), c0 = get_global_id(1) * SPREAD_C;
   ONCE for (int c = c0; c < min(c0 + SPREAD_C, C); c += LANES)
+% if form == "joined":
     spread_x(workspace + c / VT * VP + s * (XS * VT) + c % VT, VE, VT, copy, x, strip + s, g, c);
+% else:
+    spread_x(workspace + s * (XS * VT) + c, VE, VT, copy, x, strip + s, g, c);
+% endif
 }
 
+% if form == "joined":
 // Blocks of target channels: their weights are transformed VT source channels at a time and used while a cache holds
 // them; the next ones, perhaps of the next block, are prefetched meanwhile.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
@@ -86,4 +93,21 @@ void products(global const REAL *restrict w, global ACC *workspace, OUT_PARAMS, 
         gather(OUT_ARGS, m + s * (XS * NVL) + n, ME, NVL, copy, strip + s, g, b * NVL + n);
   }
 }
+% else:
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
+void products(global const ACC *restrict packed, long packed_off, global ACC *workspace, int rows, int block, int blocks) {
+  const int e = get_global_id(1), parts = get_global_size(0), part = get_global_id(0);
+  packed += packed_off + e * UE;
+  ONCE for (int b = part * blocks / parts; b < (part + 1) * blocks / parts; ++b)
+    multiply_block(workspace + e * VE, packed + b * (C * NVL), workspace + SLOT_M + e * ME + (block + b) * NVL, rows);
+}
+
+kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
+void collect(global ACC *workspace, OUT_PARAMS, int strip, int g) {
+  local ACC copy[LOCAL] __attribute__((aligned(64)));
+  const int s = get_global_id(0), n0 = get_global_id(1) * SPREAD_C;
+  ONCE for (int n = n0; n < min(n0 + SPREAD_C, N); n += LANES)
+    gather(OUT_ARGS, workspace + SLOT_M + s * (XS * MT) + n, ME, MT, copy, strip + s, g, n);
+}
+% endif
 % endif

@@ -20,6 +20,9 @@ TURNED_BYTES = 30 << 10
 """Most bytes of weights that a work item transposes together: every device's local memory holds them."""
 CACHED_BYTES = 256 << 10
 """Bytes of packed weights that a second-level cache holds besides the tiles."""
+UNCACHED_PACKED_BYTES, PACKED_PART_BYTES = 16 << 20, 8 << 20
+"""Packed weights of ``UNCACHED_PACKED_BYTES`` or more exceed the third-level cache; they are packed and used in parts
+of ``PACKED_PART_BYTES``."""
 BLOCK_WEIGHTS_BYTES = 340 << 10
 """Bytes of the transformed weights of a block of target channels that a work item holds."""
 
@@ -40,10 +43,11 @@ def square_elements(case: Case) -> int:
 
 
 class DataKernel(Kernel):
-    """The forward convolution or data gradient in the form ``fused``: transforms and products in one kernel."""
+    """The forward convolution or data gradient under one configuration: sizes, text, launches."""
 
     def __init__(self, case: Case, config: Mapping[str, Any]) -> None:
         super().__init__(case, config)
+        self.apart = config["form"] != "fused"
         self.source, self.target = ("y", "x") if case.rotated else ("x", "y")
         self.epilogue_operands = case.problem.epilogue_operands
         self._areas(ceil(self.s * case.strip, config["mr"]) * config["mr"])
@@ -51,17 +55,21 @@ class DataKernel(Kernel):
     def _areas(self, rows: int) -> None:
         """Offsets and strides of V, M and the packed weights, in rows of tiles rounded up to a register tile."""
         case, config = self.case, self.config
-        self.within = min(config["blocks"], self.blocks)
+        self.within = self.blocks if self.apart else min(config["blocks"], self.blocks)
         self.vt, self.mt = pitch(case.c, case.size), pitch(self.within * self.nvl, case.size)
         self.ve, self.me = pitch(rows * self.vt, case.size), pitch(rows * self.mt, case.size)
         slot = Areas(PAGE)
         slot.add(case.products * self.ve * case.size)
         self.slot_m = slot.add(case.products * self.me * case.size) // case.size
         self.slot = slot.size // case.size + LINE // case.size
-        self.items = min(config["items"], case.problem.g * self.chunks)
+        self.items = 1 if self.apart else min(config["items"], case.problem.g * self.chunks)
         self.slots_size = ceil(self.items * self.slot * case.size, PAGE) * PAGE
-        self.ue = pitch(self.blocks * case.c * self.nvl, case.size)
-        self.packed_size = case.problem.g * case.products * self.ue * case.size
+        block_bytes = case.products * case.c * self.nvl * case.size
+        packs_once = case.problem.constant_weights or not self.apart or self.chunks > 1
+        packs_once = packs_once or block_bytes * self.blocks < UNCACHED_PACKED_BYTES
+        self.packed_blocks = self.blocks if packs_once else even(self.blocks, max(1, PACKED_PART_BYTES // block_bytes))
+        self.ue = pitch(self.packed_blocks * case.c * self.nvl, case.size)
+        self.packed_size = (case.problem.g if packs_once else 1) * case.products * self.ue * case.size
 
     @property
     def workspace_size(self) -> int:
@@ -115,7 +123,7 @@ class DataKernel(Kernel):
                 "form": config["form"], "kb": run, "near": max(1, 128 // run) * run, "nvl": self.nvl, "c": case.c,
             }),
         ]  # fmt: skip
-        return text + self.rendered(parts, self.slots_size, config["form"] == "joined")
+        return text + self.rendered(parts, self.slots_size, self.apart)
 
     @property
     def adds(self) -> bool:
@@ -129,26 +137,55 @@ class DataKernel(Kernel):
         whole_vectors = transposition(self.case) in ("runs", "taps")
         return ceil(fitting, self.case.lanes) * self.case.lanes if whole_vectors else fitting
 
-    def packer(self, context: Any, offset: int) -> Launch:
+    def packer(self, context: Any, offset: int, g: int | None = None, block: int = 0) -> Launch:
         """Return the launch that packs w, into the workspace (or the packed buffer) at ``offset``."""
-        sizes = (ceil(self.case.c, self.pack_c), self.blocks, self.case.problem.g)
-        return self.launch(context, "pack", sizes, ["w", "workspace", np.int64(offset // self.case.size)])
+        groups = self.case.problem.g if g is None else 1
+        blocks = min(self.packed_blocks, self.blocks - block)
+        sizes = (ceil(self.case.c, self.pack_c), blocks, groups)
+        arguments = ["w", "workspace", np.int64(offset // self.case.size), np.int32(g or 0), np.int32(block)]
+        return self.launch(context, "pack", sizes, arguments)
 
-    def convolution(self, context: Any, weights: str, offset: int) -> Launch:
-        """The launch of the convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
-        arguments = [self.source, weights, np.int64(offset // self.case.size), "workspace", self.target]
-        return self.launch(context, "conv", [self.items], [*arguments, *self.epilogue_operands])
+    def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
+        """The launches of the convolution; packed weights are in operand ``weights`` from byte ``offset`` on."""
+        case, packed_offset = self.case, np.int64(offset // self.case.size)
+        if not self.apart:
+            arguments = [self.source, weights, packed_offset, "workspace", self.target, *self.epilogue_operands]
+            return [self.launch(context, "conv", [self.items], arguments)]
+        steps: list[Step] = []
+        packs_once = self.packed_blocks == self.blocks
+        for g in range(case.problem.g):
+            for first_strip in range(0, case.strips, self.s):
+                strips = min(self.s, case.strips - first_strip)
+                piece = [np.int32(first_strip), np.int32(g)]
+                steps.append(self.spread_launch(context, strips, piece))
+                for block in range(0, self.blocks, self.packed_blocks):
+                    if not packs_once:  # pack one part of the transformed weights and use it while the cache holds it
+                        steps.append(self.packer(context, offset, g, block))
+                    weights_offset = np.int64(packed_offset + (g * case.products * self.ue if packs_once else 0))
+                    blocks = min(self.packed_blocks, self.blocks - block)
+                    arguments = [weights, weights_offset, "workspace", np.int32(strips * case.strip)]
+                    arguments += [np.int32(block), np.int32(blocks)]
+                    steps.append(self.launch(context, "products", [math.gcd(blocks, 4), case.products], arguments))
+                arguments = ["workspace", self.target, *self.epilogue_operands, *piece]
+                steps.append(self.launch(context, "collect", [strips, ceil(case.n, ITEM_CHANNELS)], arguments))
+        return steps
+
+    def spread_launch(self, context: Any, strips: int, place: list[Any]) -> Launch:
+        """Return the launch that transforms a chunk of the source; ``place`` is (first strip, group)."""
+        arguments = [self.source, "workspace", *place]
+        return self.launch(context, "spread", [strips, ceil(self.case.c, ITEM_CHANNELS)], arguments)
 
     def plan(self, context: Any) -> StepPlan:
-        p, once = self.case.problem, self.case.problem.constant_weights
-        operand, offset = ("w", 0) if once else ("workspace", self.slots_size)
-        packers, steps = [self.packer(context, offset)], [self.convolution(context, operand, offset)]
-        weights_key = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, self.config["nv"], self.case.lanes]
-        # The number 2 in the key versions the transforms: packed weights of version 1 have other powers of two.
-        key = "winograd cpu 2 " + json.dumps(weights_key)
-        if once:
-            return StepPlan(self.slots_size, steps, self.packed_size, packers, key)
-        return StepPlan(self.workspace_size, [*packers, *steps])
+        p = self.case.problem
+        if p.constant_weights:
+            nv, lanes = self.config["nv"], self.case.lanes
+            weights_key = [self.case.m, p.dtype, p.layout, p.direction, p.w_shape, p.g, nv, lanes]
+            # The number 2 in the key versions the transforms: packed weights of version 1 have other powers of two.
+            key = "winograd cpu 2 " + json.dumps(weights_key)
+            steps = self.steps(context, "w", 0)
+            return StepPlan(self.slots_size, steps, self.packed_size, [self.packer(context, 0)], key)
+        packing = [self.packer(context, self.slots_size)] if self.packed_blocks == self.blocks else []
+        return StepPlan(self.workspace_size, [*packing, *self.steps(context, "workspace", self.slots_size)])
 
 
 class JoinedKernel(DataKernel):
@@ -162,7 +199,7 @@ class JoinedKernel(DataKernel):
     def _areas(self, rows: int) -> None:
         case = self.case
         self.within, self.mt = 1, self.nvl
-        self.packed_size = 0
+        self.packed_blocks, self.packed_size = self.blocks, 0
         fitting = BLOCK_WEIGHTS_BYTES // (case.products * self.nvl * case.size) // case.lanes * case.lanes
         self.vt = min(max(case.lanes, fitting), case.summed, ceil(case.c, case.lanes) * case.lanes)
         self.ue = pitch(self.vt * self.nvl, case.size)
@@ -188,13 +225,16 @@ class JoinedKernel(DataKernel):
     def adds(self) -> bool:
         return self.case.c > self.vt
 
-    def plan(self, context: Any) -> StepPlan:
-        case, steps = self.case, list[Step]()
+    def steps(self, context: Any, weights: str, offset: int) -> list[Step]:
+        """The launches of the convolution; operand ``weights`` has the untransformed weights."""
+        case, steps = self.case, []
         for g in range(case.problem.g):
             for first_strip in range(0, case.strips, self.s):
                 strips, piece = min(self.s, case.strips - first_strip), [np.int32(first_strip), np.int32(g)]
-                sizes = [strips, ceil(case.c, ITEM_CHANNELS)]
-                steps.append(self.launch(context, "spread", sizes, [self.source, "workspace", *piece]))
-                arguments = ["w", "workspace", self.target, *self.epilogue_operands, *piece, np.int32(strips)]
-                steps.append(self.launch(context, "products", [self.items], arguments))
-        return StepPlan(self.workspace_size, steps)
+                steps.append(self.spread_launch(context, strips, piece))
+                arguments = [weights, "workspace", self.target, *self.epilogue_operands, *piece]
+                steps.append(self.launch(context, "products", [self.items], [*arguments, np.int32(strips)]))
+        return steps
+
+    def plan(self, context: Any) -> StepPlan:
+        return StepPlan(self.workspace_size, self.steps(context, "w", 0))

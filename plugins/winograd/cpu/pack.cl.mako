@@ -108,13 +108,14 @@ inline void prefetch_weights(global const REAL *w, int g, int n0, int c0, int ch
   }
 }
 % else:
-// packed[g][e][block][c][NVL], 0 beyond the last target channel.
+// packed[g][e][block][c][NVL], 0 beyond the last target channel; of the groups and blocks from ``group`` and ``first`` on.
 kernel __attribute__((reqd_work_group_size(1, 1, 1), vec_type_hint(float16)))
-void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off) {
+void pack(global const REAL *restrict w, global ACC *restrict packed, long packed_off, int group, int first) {
   local ACC copy[TURNED] __attribute__((aligned(64)));
-  const int g = get_global_id(2), block = get_global_id(1);
+  const int block = first + get_global_id(1);
   const int c0 = get_global_id(0) * ${pack_c}, c1 = min(c0 + ${pack_c}, C);
-  global ACC *u = packed + packed_off + g * E * UE + (block * C + c0) * NVL;
-  ONCE for (int v = 0; v < NVL; v += LANES) transform_weights(u + v, UE, copy, w, g, block * NVL + v, c0, c1);
+  global ACC *u = packed + packed_off + get_global_id(2) * E * UE + (get_global_id(1) * C + c0) * NVL;
+  ONCE for (int v = 0; v < NVL; v += LANES)
+    transform_weights(u + v, UE, copy, w, group + get_global_id(2), block * NVL + v, c0, c1);
 }
 % endif

@@ -176,3 +176,16 @@ def test_ieee_takes_small_tiles(device):
     problem = ConvProblem.parse("ieee_mb2ic64ih14oc64kh3ph1")
     assert solver_of((2, 3)).rejects(problem, info) is None
     assert run(problem, device, (2, 3)) <= 2 * plain_error(problem)
+
+
+@pytest.mark.parametrize("text", ["bwd_data_g2mb1ic500ih9oc34kh3ph1", "nhwc_mb1ic33ih9oc250kh3ph1"])
+def test_weights_that_change_are_packed_in_parts(device, monkeypatch, text):
+    """Weights that leave the cache are transformed and used block by block."""
+    from convdispatch_winograd.cpu import data
+
+    monkeypatch.setattr(data, "UNCACHED_PACKED_BYTES", 1)
+    monkeypatch.setattr(data, "PACKED_PART_BYTES", 1 << 18)
+    problem = ConvProblem.parse(text)
+    found = list(solver_of((4, 3)).configs(problem, runtime.device_info(device)))
+    number = next(i for i, config in enumerate(found) if config["form"] == "apart" and config["strips"] > 1)
+    assert run(problem, device, (4, 3), number) <= 1e-5
