@@ -345,6 +345,10 @@ class ConvProblem:
 
     @functools.cached_property
     def _text(self) -> str:
+        return self.text_of_fields()
+
+    def text_of_fields(self) -> str:
+        """The text of the fields as they are now, also where a plugin changed them against the rules."""
         words = [self.direction, self.dtype_text]
         words += [self.layout] if self.layout != "nchw" else []
         words += [self.math] if self.math != "float32" else []

@@ -136,10 +136,8 @@ def test_an_explanation_blames_nobody(text):
                                   "bwd_weights_f32_mb3ic8ih4oc6kh1", "bwd_weights_f16_mb3ic8ih4oc6kh1"])  # fmt: skip
 def test_products_that_are_cut_are_right(monkeypatch, layout, text):
     """As with more places than a product's side counts, which here are 20."""
-    from convdispatch_im2col import weights
     from convdispatch_implicitgemm.cpu import pointwise
 
-    monkeypatch.setattr(weights, "_LONGEST_SIDE", 20)
     monkeypatch.setattr(pointwise, "_LONGEST_SIDE", 20)
     problem = ConvProblem.parse(text).replace(layout=layout)
     operands, expected = make_operands(problem)

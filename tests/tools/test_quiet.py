@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_benchmark import DEVICE, ENVIRONMENT, example, shown
+from reports import DEVICE, ENVIRONMENT
+from test_benchmark import example, shown
 
 from convdispatch.api.problem import ConvProblem
 from convdispatch.measurement.shapes import Entry

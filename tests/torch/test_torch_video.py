@@ -71,20 +71,6 @@ def test_the_operator_takes_zeros_by_side(x, w, stride, sides, dilation, last):
     assert fake.shape == reference.shape
 
 
-@pytest.mark.parametrize(("x", "w", "stride", "sides", "dilation"), SIDES)
-def test_gradients_of_zeros_by_side(x, w, stride, sides, dilation):
-    x, w, b = (drawn(*shape, dtype=torch.float64, seed=seed) for seed, shape in enumerate((x, w, (w[0],))))
-    residual = torch.zeros_like(expected(x, w, b, stride, sides, dilation))
-    ours, theirs = ([each.clone().requires_grad_() for each in (x, w, b, residual)] for _ in range(2))
-    result = fused_convolution(*ours, "tanh", stride, sides, dilation, 1)
-    grad = torch.randn_like(result)
-    result.backward(grad)
-    torch.tanh(expected(*theirs[:3], stride, sides, dilation) + theirs[3]).backward(grad)
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.grad.shape == other.grad.shape
-        assert error(one.grad, other.grad) < 1e-10
-
-
 def conv(x, w, padding=0):
     return F.conv3d(x, w, padding=padding)
 

@@ -166,8 +166,9 @@ class Search:
 
         Raises PluginError, and stores nothing, if the problem object was changed during the search.
         """
-        if {str(self.problem), str(results.problem)} != {self._given}:
-            raise PluginError(f"{self._given} became {self.problem} while it was measured: nothing is recorded")
+        became, of_results = (each.text_of_fields() for each in (self.problem, results.problem))
+        if {became, of_results} != {self._given}:
+            raise PluginError(f"{self._given} became {became} while it was measured: nothing is recorded")
         for solver, what in self.unsound.items():
             verdicts.note(self.problem, self.info, solver, plugins().fingerprint(solver), what)
         if records := self.records(results):
