@@ -2,8 +2,8 @@
 
 Times are cycles of one multiprocessor. The constants of formats with three products were fitted to 280 timings of first
 choices on an H200 (rms error of the logarithm 0.09), and their products and memory again to 119 in CUDA graphs (0.15);
-those of formats with one to 375 tiles of 51 layers on which cuDNN was faster (0.18; the chosen tile takes 4 % longer
-than the best timed one) and to the first choices of 123 layers in CUDA graphs (0.14). The longest part of a tile's time
+those of formats with one to 375 tiles of 51 layers on which cuDNN was faster (0.19; the chosen tile takes 5 % longer
+than the best timed one) and to the first choices of 123 layers in CUDA graphs (0.16). The longest part of a tile's time
 hides the others only partly, so they are added as squares.
 
 Hundreds of tiles are rated together: a tiling here is of one tile, or of many tiles whose numbers are arrays.
@@ -80,7 +80,7 @@ class Rates:
 
 
 RATES = {
-    1: Rates(25.2, 0.41, 5.8, 3030, 0.9e-6, 1.27, 97, 2700, 1.02, 0.154),
+    1: Rates(31.6, 0.325, 5.7, 3290, 0.9e-6, 0.872, 143, 2660, 0.903, 0.285),
     3: Rates(46.0, 1.2, 2.7, 900, 1.5e-6, 1.36, 60, 770, 0.88, 0.0),
 }
 FORMATS_OF_MATH = {
