@@ -14,7 +14,7 @@ declares what it accepts and renders kernels (``solver``). What several solvers 
 - ``packed``: any problem, by the product of ``convdispatch.api.matrix`` with ``mma.sync`` or ``wgmma``.
 - ``probe``: checks that a device's driver accepts an engine's instructions.
 - ``solving``: the base class of the solvers.
-- ``tma``: 16-bit or TF32 NHWC tensors, which Hopper's copy engine reads.
+- ``tma``: 16-bit or TF32 tensors, which Hopper's copy engine reads channels last.
 - ``usual``: the tiles that are taken where nothing was measured and they are nearly as fast as the fastest.
 - ``winograd``: 3x3 kernels of float32, whose transformed tiles are planes of ``packed``.
 """

@@ -1,4 +1,4 @@
-"""nvidia.tma: NHWC tensors of 16 bits, or of float32 for TF32, which Hopper's copy engine reads in place."""
+"""nvidia.tma: tensors of 16 bits, or of float32 for TF32, which Hopper's copy engine reads, in NHWC in place."""
 
 from __future__ import annotations
 
