@@ -207,13 +207,13 @@ def test_pytorchs_door_asks_the_kind_of_streams_for_its_devices(invented, door, 
     from convdispatch.torch.compile import operators
     from convdispatch.torch.graph import inductor
 
-    x = door.ones(1, 1, 1)
-    assert [each.dtype for each in operators.in_autocast("cpu", [x, None])[:1]] == [door.get_autocast_dtype("cpu")]
-    asked = []
-    monkeypatch.setattr(door, "get_autocast_dtype", lambda kind: asked.append(kind) or door.bfloat16)
-    operators._casting("xpu")
-    operators.in_autocast("xpu", [x])
-    assert asked == ["xpu"]
+    library = door.library.Library("convdispatch_invented", "DEF")
+    library.define("same(Tensor x) -> Tensor")
+    operators._autocasts(library, "same")
+    keys = ("AutocastCPU", "AutocastXPU", "AutocastCUDA")
+    kernels = [door._C._dispatch_has_kernel_for_dispatch_key("convdispatch_invented::same", key) for key in keys]
+    assert kernels == [True, True, False]
+    library._destroy()
 
     monkeypatch.setattr(inductor.importlib.util, "find_spec", lambda name: None)
     inductor.available.cache_clear()

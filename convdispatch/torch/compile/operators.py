@@ -197,5 +197,10 @@ def _casting(kind: str) -> Callable[..., torch.Tensor]:
     return cast
 
 
-for _kind in ("cpu", device_type()):
-    _library.impl("convolution", _casting(_kind), f"Autocast{_kind.upper()}")
+def _autocasts(library: torch.library.Library, name: str) -> None:
+    """Register autocast for an operator with a convolution's arguments, on CPUs and this build's devices."""
+    for kind in ("cpu", device_type()):
+        library.impl(name, _casting(kind), f"Autocast{kind.upper()}")
+
+
+_autocasts(_library, "convolution")
